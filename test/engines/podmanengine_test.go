@@ -147,24 +147,9 @@ func wantOrigin(t testing.TB, c *status.Client, slot, source string) {
 	})
 }
 
-// agentWith starts an agent with these flags, and waits until it is ready.
-func agentWith(t testing.TB, flags ...string) *status.Client {
-	t.Helper()
-	control := filepath.Join(t.TempDir(), "run", "c")
-	start(t, binary(), append([]string{"agent", "--sink", "none", "--control", control, "--log-level", "debug"}, flags...)...)
-	c := status.NewClient(control)
-	eventually(t, func() error {
-		l, err := list(c)
-		if err == nil && !l.Ready() {
-			err = fmt.Errorf("not ready: %+v", l.Sources)
-		}
-		return err
-	})
-	return c
-}
-
-// Podman's containers are named though its service runs only while one of them does, also
-// when the service is killed, and by rules that name them.
+// Podman's containers are named though its service runs only while one of them does, and by
+// rules that name them. A client on the host reaches them, and one that publishes nothing by its
+// name, through restarts of the agent, the host and the service.
 func TestPodmanService(t *testing.T) {
 	configurePodman(t)
 	podmanImage(t)
@@ -174,7 +159,7 @@ func TestPodmanService(t *testing.T) {
 	if err := os.WriteFile(rules, []byte("rules:\n- {match: {owner: container, name: secret}, action: deny}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := agentWith(t, "--source", "socket,nat,docker,podman", "--config", rules)
+	p, c := readyPeers(t, "--source", "socket,nat,docker,podman", "--config", rules, "--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
 	asleep := func() {
 		t.Helper()
 		sourceIs(t, c, "podman", "asleep")
@@ -205,18 +190,20 @@ func TestPodmanService(t *testing.T) {
 	wantOwner(t, c, "8091/tcp", port.OwnerContainer, "host")
 	podman("secret", "-p", "8092:80", image, "httpd", "-f", "-p", "80", "-h", "/etc")
 	wantOwner(t, c, "8092/tcp", port.OwnerContainer, "secret")
-	eventually(t, func() error {
-		l, err := list(c)
-		if err != nil {
-			return err
-		}
-		for _, p := range l.Publications {
-			if p.Key().Port == 8092 && p.State != port.Denied {
-				return fmt.Errorf("%s is %s: %s", p.Key(), p.State, p.Reason)
-			}
-		}
-		return nil
-	})
+	podman("inner", image, "sh", "-c", "nc -ll -p 8000 -e echo this is inner")
+	p.forward("add", "inner:8000", "--to", "18000")
+	closed := p.probe("127.0.0.1:8092")
+	check := func(when string) {
+		t.Helper()
+		p.getsAt(8090, "404")
+		p.getsAt(8091, "404")
+		p.says(18000, "this is inner")
+		wantOwner(t, c, "8090/tcp", port.OwnerContainer, "web")
+		p.state("tcp 0.0.0.0:8092", port.Denied)
+		closed.closed(t, when)
+	}
+	check("start")
+	p.restarts(check)
 
 	_, before = service.runs()
 	service.kill()
@@ -227,8 +214,13 @@ func TestPodmanService(t *testing.T) {
 		return nil
 	})
 	sourceIs(t, c, "podman", "podman 4")
-	wantOwner(t, c, "8090/tcp", port.OwnerContainer, "web")
+	check("restart of the service")
+	closed.end()
 
-	run(t, "podman", "rm", "-f", "-t", "0", "web", "host", "secret")
+	run(t, "podman", "rm", "-f", "-t", "0", "web", "host", "secret", "inner")
+	for _, n := range []uint16{8090, 8091, 18000} {
+		p.shut(n)
+	}
+	p.forward("rm", "inner:8000")
 	asleep()
 }

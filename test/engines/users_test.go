@@ -158,9 +158,9 @@ func heldBy(t testing.TB, c *status.Client, number uint16, name string, held por
 }
 
 // Containers of a user's Docker and Podman, which are found when the user logs in, are the
-// owners of the ports that rootlesskit and rootlessport hold, also after their engine was
-// restarted, and beside another user whose socket does not answer. Rules that allow do not
-// believe their names.
+// owners of the ports that rootlesskit and rootlessport hold, through restarts of the agent, the
+// host and their engine, and beside another user whose socket does not answer. A client on the
+// host reaches them. Rules that allow do not believe their names.
 func TestUsersEngines(t *testing.T) {
 	rootless(t)
 	rules := filepath.Join(t.TempDir(), "c.yaml")
@@ -168,7 +168,7 @@ func TestUsersEngines(t *testing.T) {
 		"- {name: secret, match: {owner: container, name: secret}, action: deny}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := agentWith(t, "--source", "socket,nat,docker,podman,users", "--config", rules)
+	p, c := readyPeers(t, "--source", "socket,nat,docker,podman,users", "--config", rules)
 	sourceIs(t, c, "users", "no user's engine")
 
 	alice := newPerson(t, "alice", 4711)
@@ -196,13 +196,18 @@ func TestUsersEngines(t *testing.T) {
 	alice.do(docker(append([]string{"run", "-d", "--name", "own", "-p", "127.0.0.1:8091:80", enclave.Image}, serve...)...)...)
 	alice.do(docker(append([]string{"run", "-d", "--name", "secret", "-p", "8092:80", enclave.Image}, serve...)...)...)
 	t.Cleanup(func() { _, _ = alice.try(docker("rm", "-f", "own", "secret")...) })
-	all := func() {
+	closed := p.probe("127.0.0.1:8092")
+	all := func(when string) {
 		t.Helper()
 		heldBy(t, c, 8090, "web", podman, "default") // not the rule that allows by name, and not the label
 		heldBy(t, c, 8091, "own", kit, "default")
 		heldBy(t, c, 8092, "secret", kit, "rule 2 (secret)")
+		p.getsAt(8090, "404")
+		p.getsAt(8091, "404")
+		closed.closed(t, when)
 	}
-	all()
+	all("start")
+	p.restarts(all)
 
 	mallory := newPerson(t, "mallory", 4712)
 	mallory.own(mallory.run(""))
@@ -220,10 +225,11 @@ func TestUsersEngines(t *testing.T) {
 		return nil
 	})
 	service.kill()
-	all()
+	all("restart of the service")
 	run(t, "rm", "-r", mallory.run(""))
 	sourceIs(t, c, "users", "of alice")
-	all()
+	all("end of the other user")
+	closed.end()
 	alice.do("podman", "rm", "-f", "-t", "0", "web")
 	sourceIs(t, c, "users", "asleep")
 	eventually(t, func() error {
@@ -234,10 +240,11 @@ func TestUsersEngines(t *testing.T) {
 	})
 }
 
-// Containers of nerdctl in a user's containerd are named too.
+// Containers of nerdctl in a user's containerd are named and reached too, through restarts of the
+// agent, the host and the engine.
 func TestUsersContainerd(t *testing.T) {
 	rootless(t)
-	c := agentWith(t, "--source", "socket,nat,containerd,users")
+	p, c := readyPeers(t, "--source", "socket,nat,containerd,users")
 	sourceIs(t, c, "users", "no user's engine")
 
 	alice := newPerson(t, "alice", 4711)
@@ -261,12 +268,20 @@ func TestUsersContainerd(t *testing.T) {
 	sourceIs(t, c, "users", "containerd 1")
 	alice.do(nerdctl("run", "-d", "--name", "web", "-p", "8093:80", enclave.Image, "httpd", "-f", "-p", "80", "-h", "/etc")...)
 	held := port.Held{Engine: "containerd", User: "alice", Process: "rootlesskit"}
-	heldBy(t, c, 8093, "web", held, "default")
+	check := func(string) {
+		t.Helper()
+		heldBy(t, c, 8093, "web", held, "default")
+		p.getsAt(8093, "404")
+	}
+	check("")
+	p.restarts(check)
 	engine.Stop(syscall.SIGKILL)
 	engine.run(t)
 	engine.ready(t, func() error { _, err := alice.try(nerdctl("ps")...); return err })
 	alice.do(nerdctl("rm", "-f", "web")...)
 	alice.do(nerdctl("run", "-d", "--name", "again", "-p", "127.0.0.1:8093:80", enclave.Image, "httpd", "-f", "-p", "80", "-h", "/etc")...)
 	heldBy(t, c, 8093, "again", held, "default")
+	p.getsAt(8093, "404")
 	alice.do(nerdctl("rm", "-f", "again")...)
+	p.shut(8093)
 }
