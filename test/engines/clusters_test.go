@@ -55,8 +55,9 @@ func (p *peers) inCluster(key, service, name string) {
 	})
 }
 
-// Two clusters are followed at once. While one is down the other is right, and a second
-// kubeconfig of one counts once.
+// Two clusters are followed at once, and a client on the host reaches both, through restarts of
+// the agent and the host. While one is down the other is right, and a second kubeconfig of one
+// counts once.
 func TestTwoClusters(t *testing.T) {
 	c := startCluster(t)
 	dir := t.TempDir()
@@ -73,6 +74,20 @@ func TestTwoClusters(t *testing.T) {
 	p.inCluster("tcp 0.0.0.0:30080", "web", "first")
 	p.forward("add", "svc/default/web:80", "--to", "18080")
 	p.rule("forward svc/default/web:80/tcp", port.Pending, "svc/default/web is in 2 clusters: default/web of cluster first, default/web of cluster second")
+
+	pod := startPod(t, "192.168.77.10")
+	for _, of := range []*kubernetes{c, other} {
+		of.endpoints("web", "server", pod, obj{"name": "a", "protocol": "TCP", "port": cluster.PodPort})
+	}
+	reached := func(string) {
+		t.Helper()
+		p.inCluster("tcp 0.0.0.0:30080", "web", "first")
+		p.inCluster("tcp 0.0.0.0:30090", "web", "second")
+		p.reach("tcp 0.0.0.0:30080", podSays)
+		p.reach("tcp 0.0.0.0:30090", podSays)
+	}
+	reached("")
+	p.restarts(reached)
 
 	other.api.Stop(syscall.SIGKILL)
 	eventually(t, func() error {

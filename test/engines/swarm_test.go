@@ -184,7 +184,7 @@ func (p *peers) prints(text string, args ...string) {
 }
 
 // A port that a swarm publishes on each node is its service's, while the service publishes
-// it, through restarts of the agent. A port in host mode is its task's container's.
+// it, through restarts of the agent and the host. A port in host mode is its task's container's.
 func TestDockerSwarmServices(t *testing.T) {
 	p := startPeers(t, "--config", denySecrets(t), "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
 	dockerd(t)
@@ -218,11 +218,13 @@ func TestDockerSwarmServices(t *testing.T) {
 	secret()
 	p.gone("tcp 0.0.0.0:8090")
 
-	p.agent.Stop(syscall.SIGKILL)
-	p.agent.run(t)
-	p.owned("tcp 0.0.0.0:8080", port.OwnerService, "web")
-	p.prints("Swarm service shop_web, ingress", "explain", "8080")
-	p.reach("tcp 0.0.0.0:8080", "ingress")
+	p.restarts(func(string) {
+		t.Helper()
+		p.owned("tcp 0.0.0.0:8080", port.OwnerService, "web")
+		p.prints("Swarm service shop_web, ingress", "explain", "8080")
+		p.reach("tcp 0.0.0.0:8080", "ingress")
+		p.getsAt(8081, "404")
+	})
 
 	run(t, "docker", "service", "update", "-d", "--publish-rm", "80", "--publish-add", "8082:80", "shop_web")
 	web()
