@@ -89,7 +89,9 @@ func TestDockerLabels(t *testing.T) {
 	t.Logf("%d connections to the closed port were tried", closed.tried.Load())
 }
 
-// Annotations of Services do as labels, as soon as they are changed.
+// Annotations of Services do as labels, as soon as they are changed. One that asks for more than
+// the configuration allows has no effect, and a warning names it, also after restarts of the
+// agent and the host.
 func TestKubeAnnotations(t *testing.T) {
 	c := startCluster(t)
 	p := startPeers(t, "--config", obeyLabels(t), "--source", "kube", "--kubeconfig", c.Kubeconfig)
@@ -104,6 +106,37 @@ func TestKubeAnnotations(t *testing.T) {
 	p.state("tcp 0.0.0.0:30080", port.Denied)
 	annotate(obj{"fairlead.expose": nil, "fairlead.host-port": nil})
 	p.at("tcp 0.0.0.0:30080", 30080, "default")
+
+	c.endpoints("web", "server", startPod(t, "192.168.77.10"), obj{"name": "a", "protocol": "TCP", "port": cluster.PodPort})
+	const service = `service "default/web": label or annotation `
+	greedy := func(warning string) func(string) {
+		return func(string) {
+			t.Helper()
+			p.warns("tcp 0.0.0.0:30080", service+warning+"; it has no effect")
+			p.at("tcp 0.0.0.0:30080", 30080, "default")
+			p.reach("tcp 0.0.0.0:30080", podSays)
+			p.shut(9229)
+		}
+	}
+	annotate(obj{"fairlead.expose": "all"})
+	greedy(`fairlead.expose: "all": wider than the configuration allows`)("")
+	annotate(obj{"fairlead.expose": nil, "fairlead.host-port": "9229"})
+	denied := greedy(`fairlead.host-port: "9229": host port 9229 is denied by rule 1`)
+	denied("")
+	p.restarts(denied)
+	annotate(obj{"fairlead.host-port": nil})
+	p.warns("tcp 0.0.0.0:30080", "")
+}
+
+// warns waits until a publication has one warning or, for "", none at all.
+func (p *peers) warns(key, text string) {
+	p.t.Helper()
+	eventually(p.t, func() error {
+		if got := strings.Join(p.active(key).Warnings, "\n"); got != text {
+			return fmt.Errorf("%s has the warnings %q, want %q", key, got, text)
+		}
+		return nil
+	})
 }
 
 // A node of a kind cluster is recognised, and explain shows which labels decide and which
