@@ -99,7 +99,7 @@ func (p *peers) asksForWeb(engine func(args ...string)) {
 	p.says(18000, "first")
 	p.rule("forward web:8000/tcp", port.Active, "")
 	p.replaceWeb(engine, "second")
-	p.restart("second")
+	p.restart(18000, "second")
 }
 
 // replaceWeb runs another web, after a container that takes the address of the first one.
@@ -113,14 +113,13 @@ func (p *peers) replaceWeb(engine func(args ...string), text string) {
 	p.says(18000, text)
 }
 
-// restart kills the agent and then the host; web is reached again after each.
-func (p *peers) restart(text string) {
+// restart kills the agent and then the host; a port of the loopback says a text after each.
+func (p *peers) restart(n uint16, text string) {
 	p.t.Helper()
-	for _, peer := range []*daemon{p.agent, p.host} {
-		peer.Stop(syscall.SIGKILL)
-		peer.run(p.t)
-		p.says(18000, text)
-	}
+	p.restarts(func(string) {
+		p.t.Helper()
+		p.says(n, text)
+	})
 }
 
 // hosted asks for a port of a container in the guest's network, of which the engine gives no
@@ -188,7 +187,7 @@ func TestDockerForwardsOnDemandOfTheHost(t *testing.T) {
 	p.says(18000, "web")
 	p.rule("forward web:8000/tcp", port.Active, "")
 	p.replaceWeb(func(args ...string) { run(t, "docker", args...) }, "again")
-	p.restart("again")
+	p.restart(18000, "again")
 	d.Stop(syscall.SIGTERM) // ends its containers
 	p.shut(18000)
 	d.run(t)
@@ -239,7 +238,8 @@ func TestContainerdForwardsOnDemand(t *testing.T) {
 	p.shut(18001)
 }
 
-// So is a Service that only the cluster reaches.
+// So is a Service that only the cluster reaches, through restarts of the agent, the host and the
+// API server.
 func TestKubeForwardsOnDemand(t *testing.T) {
 	c := startCluster(t)
 	pod := startPod(t, "192.168.77.10")
@@ -253,9 +253,11 @@ func TestKubeForwardsOnDemand(t *testing.T) {
 	c.endpoints("web", "server", pod, obj{"name": "t", "protocol": "TCP", "port": 8080})
 	p.says(18080, podSays)
 	p.rule("forward svc/default/web:80/tcp", port.Active, "")
-	p.agent.Stop(syscall.SIGKILL)
-	p.agent.run(t)
+	p.restart(18080, podSays)
+	c.api.Stop(syscall.SIGKILL)
 	p.says(18080, podSays)
+	c.api.run(t)
+	c.ready()
 	c.must("DELETE", cluster.Services+"/web", nil)
 	p.shut(18080)
 	p.rule("forward svc/default/web:80/tcp", port.Pending, "there is no Service default/web")
