@@ -184,7 +184,8 @@ func TestUsersEngines(t *testing.T) {
 	docker := func(args ...string) []string {
 		return append([]string{"docker", "-H", "unix://" + alice.run("docker.sock")}, args...)
 	}
-	dockerd.ready(t, func() error { _, err := alice.try(docker("version")...); return err })
+	answers := func() error { _, err := alice.try(docker("version")...); return err }
+	dockerd.ready(t, answers)
 	alice.do(docker("load", "-i", image)...)
 	sourceIs(t, c, "users", "docker 20")
 
@@ -229,6 +230,12 @@ func TestUsersEngines(t *testing.T) {
 	run(t, "rm", "-r", mallory.run(""))
 	sourceIs(t, c, "users", "of alice")
 	all("end of the other user")
+	dockerd.Stop(syscall.SIGTERM) // and the ports of its containers with it
+	p.shut(8091)
+	dockerd.run(t)
+	dockerd.ready(t, answers)
+	alice.do(docker("restart", "-t", "0", "own", "secret")...)
+	all("restart of the user's Docker")
 	closed.end()
 	alice.do("podman", "rm", "-f", "-t", "0", "web")
 	sourceIs(t, c, "users", "asleep")
