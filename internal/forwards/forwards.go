@@ -145,11 +145,11 @@ func rank(r rules.Rule) (int, bool) {
 func Undo(r rules.Rule) (Request, bool) {
 	word, _, _ := strings.Cut(r.Name, " ")
 	op, ok := map[kind]Op{kindPause: Resume, kindDeny: Allow, kindForward: Remove, kindAllow: Remove, kindExpose: Hide}[kind(word)]
-	q := Request{Op: op, Owner: r.Match.Name, Guest: r.Match.Guest}
-	if len(r.Match.Ports) > 0 {
+	q := Request{Op: op, Owner: r.Match.Name, Guest: r.Match.Guest, Demand: r.Match.Demand.String()}
+	if len(r.Match.Ports) > 0 && q.Demand == "" {
 		q.Protocol, q.Port = r.Match.Protocol, r.Match.Ports[0].First
 	}
-	q.All = q.Port == 0 && q.Owner == ""
+	q.All = q.Port == 0 && q.Demand == "" && q.Owner == ""
 	return q, ok && q.validate() == nil && r.Name == word+" "+q.target()
 }
 

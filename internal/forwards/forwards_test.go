@@ -394,6 +394,7 @@ func TestUndo(t *testing.T) {
 		{Op: Add, Protocol: port.TCP, Port: 8080, To: 18080}, {Op: Add, Protocol: port.UDP, Port: 53, Guest: "dev"},
 		{Op: Pause, Protocol: port.TCP, Port: 8080, Guest: "d*"}, {Op: Pause, Owner: `we"b of guest x`}, {Op: Pause, Owner: "web-*", Guest: "dev"},
 		{Op: Pause, All: true}, {Op: Deny, Protocol: port.TCP, Port: 8080}, {Op: Allow, Protocol: port.UDP, Port: 5353},
+		{Op: Add, Demand: "web:80", To: 8080}, {Op: Add, Demand: "svc/default/dns:53/udp", Guest: "dev"}, {Op: Pause, Demand: "shop/web:80/tcp"},
 	} {
 		f := newFixture(t, configOfTest)
 		before := f.Generation()
@@ -414,9 +415,11 @@ func TestUndo(t *testing.T) {
 	f.write("rules:\n" +
 		"  - {name: mine, match: {ports: 8080}, action: deny}\n" +
 		"  - {name: pause 8080/tcp, match: {protocol: tcp, ports: 8081}, action: deny}\n" +
-		"  - {match: {ports: 8082}, action: deny}\n")
+		"  - {match: {ports: 8082}, action: deny}\n" +
+		"  - {name: 'forward web:80/tcp', match: {protocol: tcp, ports: 80, demand: 'api:80/tcp'}, action: allow}\n" +
+		"  - {name: forward 80/tcp, match: {protocol: tcp, ports: 80, demand: 'web:80/tcp'}, action: allow}\n")
 	list, err := f.List()
-	if err != nil || len(list) != 3 {
+	if err != nil || len(list) != 5 {
 		t.Fatal(list, err)
 	}
 	for _, r := range list {

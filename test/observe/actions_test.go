@@ -32,12 +32,12 @@ const (
 // other machines.
 func changesRig(t *testing.T) (r *rig, host *status.Client) {
 	t.Helper()
-	container := func(letter, name, port string) string {
+	publishing := func(letter, name, port string) string {
 		return fmt.Sprintf(`{"Id":"%s","Name":"/%s","Names":["/%[2]s"],"State":{"Status":"running","Running":true},"HostConfig":{},"Config":{},
 			"NetworkSettings":{"Networks":{},"Ports":{"80/tcp":[{"HostIp":"0.0.0.0","HostPort":"%s"}]}}}`, strings.Repeat(letter, 64), name, port)
 	}
 	state := t.TempDir()
-	r = newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, container("a", "my_web", "8081"), container("b", "<img src=x id=e>", "8082")),
+	r = newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, publishing("a", "my_web", "8081"), publishing("b", "<img src=x id=e>", "8082")),
 		"--forwards-file", filepath.Join(state, "guest.yaml"))
 	r.listen("127.0.0.1:8080")
 	for _, at := range []string{"0.0.0.0:8081", "0.0.0.0:8082"} { // IPv4 alone, as the engine says
@@ -340,5 +340,168 @@ func TestPageActionsInTheGuest(t *testing.T) {
 	p.wait("and what undoes it", doable, "Pause, Deny, Undo allow")
 	p.act("Undo allow")
 	p.wait("denied again", fmt.Sprintf(rowOf+`?.querySelector('.badge').textContent`, "5353"), "denied")
+	p.noConsole()
+}
+
+// container is a running container for the API of a Docker, that publishes nothing.
+func container(letter, name, address string) string {
+	return fmt.Sprintf(`{"Id":"%s","Name":"/%s","Names":["/%[2]s"],"State":{"Status":"running","Running":true},"HostConfig":{},"Config":{},
+		"NetworkSettings":{"Networks":{"bridge":{"IPAddress":"%[3]s"}},"Ports":{}}}`, strings.Repeat(letter, 64), name, address)
+}
+
+// bridge gives a guest a network, in which nothing answers, for the addresses of containers.
+func (r *rig) bridge() {
+	r.t.Helper()
+	cmd := exec.Command("sh", "-ec", "ip link add c0 type bridge; ip addr add 172.30.0.1/24 dev c0; ip link set c0 up")
+	if err := errors.Join(r.guest.Start(cmd), cmd.Wait()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// What is done to a port that was asked for by name is done to it alone, not to another one
+// with its number; what is done to a port of one guest is not done to that of another.
+func TestPageActionsByNameAndGuest(t *testing.T) {
+	state := t.TempDir()
+	r := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, container("a", "web", "172.30.0.2")),
+		"--forwards-file", filepath.Join(state, "guest.yaml"), "--host-forwards")
+	lab := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, container("b", "db", "172.30.0.3")), "--host-forwards")
+	for _, g := range []*rig{r, lab} {
+		g.bridge()
+		g.startAgent()
+	}
+	r.listen("127.0.0.1:80")
+	url := r.hostPage(t, "dev", "--connect", "lab=unix://"+filepath.Join(lab.dir, "l", "s"), "--forwards-file", filepath.Join(state, "host.yaml"))
+	host := status.NewClient(filepath.Join(r.dir, "h", "s"))
+	p := newChromium(t, r.outside).open(t, url, 1280, 900)
+	const (
+		web, ownPort, ofLab = "dev|tcp|172.30.0.2|80", "dev|tcp|127.0.0.1|80", "lab|tcp|127.0.0.1|80"
+		rowAt               = `document.querySelector('#ports tbody tr[data-key="%s"]:not([data-mark="gone"])')`
+	)
+	row := func(key, want string) { // "" for no row
+		t.Helper()
+		p.wait(fmt.Sprintf("%s is %q", key, want), fmt.Sprintf(rowAt+`?.querySelector('.badge').textContent ?? ''`, key), want)
+	}
+	detail := func(key string) {
+		t.Helper()
+		p.wait("the row of "+key, fmt.Sprintf(rowAt+` !== null`, key), true)
+		p.eval(fmt.Sprintf(rowAt+`.click()`, key))
+		p.wait("its detail", `document.querySelector('#ports tr[aria-current]')?.dataset.key`, key)
+	}
+	rules := func(want ...string) {
+		t.Helper()
+		wait.Within(t, limit(), "the rules", func() error {
+			if got := ruleNames(t, host); !slices.Equal(got, want) {
+				return fmt.Errorf("rules %q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	add := func(c *status.Client, q forwards.Request) {
+		t.Helper()
+		q.Op = forwards.Add
+		if _, err := c.ChangeForwards(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.wait("both guests", `document.querySelectorAll('#peers li[data-state="live"]').length`, 2)
+	row(ownPort, "active")
+	lab.listen("127.0.0.1:80")
+	row(ofLab, "conflict") // the other guest has the host port
+
+	t.Run("one that was asked for on the host", func(t *testing.T) {
+		add(host, forwards.Request{Demand: "web:80", To: 8088})
+		row(web, "active")
+		p.wait("the rule is listed", added, "forward web:80/tcp: to host port 8088")
+		detail(web)
+		p.wait("what can be done", doable, "Open in browser, Pause, Pause all of web, Undo the forward to 8088")
+		p.act("Pause")
+		row(web, "denied")
+		row(ownPort, "active")
+		rules("pause web:80/tcp of guest dev", "forward web:80/tcp")
+		p.wait("what can be done now", doable, "Resume, Pause all of web, Undo the forward to 8088")
+		p.act("Resume")
+		row(web, "active")
+		rules("forward web:80/tcp")
+		p.shoot("by-name")
+		p.act("Undo the forward to 8088")
+		row(web, "")
+		row(ownPort, "active")
+		rules()
+	})
+
+	t.Run("what acts on all ports with its number is named so", func(t *testing.T) {
+		add(host, forwards.Request{Demand: "web:80", To: 8088})
+		row(web, "active")
+		for op, undo := range map[forwards.Op]string{forwards.Pause: "Resume 80/tcp", forwards.Deny: "Allow 80/tcp"} {
+			if _, err := host.ChangeForwards(t.Context(), forwards.Request{Op: op, Protocol: port.TCP, Port: 80}); err != nil {
+				t.Fatal(err)
+			}
+			row(web, "denied")
+			detail(web)
+			p.act(undo)
+			row(web, "active")
+		}
+		p.click(`#added [data-rule="forward web:80/tcp"] button`)
+		row(web, "")
+		rules()
+	})
+
+	t.Run("one that was asked for in the guest goes to another host port", func(t *testing.T) {
+		add(r.client(), forwards.Request{Demand: "web:80", To: 8088})
+		row(web, "active")
+		detail(web)
+		p.wait("what can be done", doable, "Open in browser, Pause, Pause all of web, Forward")
+		p.click(`#detail [data-act="forward"] input`)
+		p.write("18080")
+		p.key("Enter")
+		p.wait("it is there", fmt.Sprintf(rowAt+`?.innerText.includes('127.0.0.1:18080')`, web), true)
+		p.wait("the other port is where it was", fmt.Sprintf(rowAt+`?.innerText.includes('127.0.0.1:80')`, ownPort), true)
+		rules("forward web:80/tcp of guest dev")
+		p.wait("it is listed", added, "forward web:80/tcp of guest dev: to host port 18080")
+		p.act("Undo the forward to 18080")
+		p.wait("it is where it was", fmt.Sprintf(rowAt+`?.innerText.includes('127.0.0.1:8088')`, web), true)
+		rules()
+		if _, err := r.client().ChangeForwards(t.Context(), forwards.Request{Op: forwards.Remove, Demand: "web:80"}); err != nil {
+			t.Fatal(err)
+		}
+		row(web, "")
+	})
+
+	t.Run("one that waits, and why", func(t *testing.T) {
+		add(host, forwards.Request{Demand: "gone:80", Guest: "lab"})
+		p.wait("the reason", added, "forward gone:80/tcp of guest lab: no running container has the name gone")
+		add(host, forwards.Request{Demand: "away:81", To: 8081})
+		p.wait("the reason of each guest", added, "forward gone:80/tcp of guest lab: no running container has the name gone | "+
+			"forward away:81/tcp: to host port 8081; guest dev: no running container has the name away; guest lab: no running container has the name away")
+		p.click(`[data-filter="published:no"]`)
+		detail("lab|tcp||80|unpublished|gone:80/tcp")
+		p.wait("what can be done", doable, "Undo the forward")
+		p.act("Undo the forward")
+		rules("forward away:81/tcp")
+		p.click(`#added [data-rule="forward away:81/tcp"] button`)
+		p.wait("nothing is listed but what was done", `document.querySelector('#added .said').innerText + `+added, "Removed: forward away:81/tcp")
+		rules()
+		p.click(`[data-filter="published:no"]`)
+	})
+
+	t.Run("of one guest alone", func(t *testing.T) {
+		detail(ownPort)
+		p.act("Pause")
+		row(ownPort, "denied")
+		row(ofLab, "active") // it has the host port now
+		rules("pause 80/tcp of guest dev")
+		detail(ofLab)
+		p.wait("nothing of the other guest", doable, "Open in browser, Pause, Deny, Forward, Expose")
+		p.act("Deny")
+		row(ofLab, "denied")
+		rules("pause 80/tcp of guest dev", "deny 80/tcp of guest lab")
+		p.act("Allow")
+		row(ofLab, "active")
+		rules("pause 80/tcp of guest dev")
+		p.shoot("two-guests")
+		p.click(`#added [data-rule="pause 80/tcp of guest dev"] button`)
+		p.wait("it is resumed", fmt.Sprintf(rowAt+`?.querySelector('.badge').textContent !== 'denied'`, ownPort), true)
+		rules()
+	})
 	p.noConsole()
 }

@@ -2,7 +2,7 @@
 // What can be done with one port, in its detail. Its elements outlive updates of the row, so
 // that what is typed or has the focus remains.
 import { el, clean, ownerName, keyOf } from './format.js';
-import { may, about, of, ownerRequest, paused, send, pressed, Said } from './changes.js';
+import { may, about, exact, of, ownerRequest, paused, send, pressed, Said } from './changes.js';
 
 const said = new Said();
 const links = el('div', { class: 'buttons' });
@@ -40,7 +40,9 @@ async function run(request) {
 }
 
 const key = keyOf;
-const target = () => ({ protocol: p.protocol, port: p.port, ...of(p) });
+
+// target selects the port of the row, by name if it was asked for so.
+const target = () => ({ ...exact(p) === 'demand' ? { demand: p.demands[0] } : { protocol: p.protocol, port: p.port }, ...of(p) });
 
 forward.addEventListener('submit', (e) => { e.preventDefault(); run({ op: 'add', ...target(), to: Number(port.value) }); });
 expose.addEventListener('submit', (e) => { e.preventDefault(); run({ op: 'expose', ...target(), seconds: Number(times.value) }); });
@@ -63,16 +65,16 @@ export function draw() {
   if (url !== null && links.firstChild?.href !== url) {
     links.replaceChildren(el('a', { class: 'button', href: url, target: '_blank', rel: 'noopener noreferrer' }, 'Open in browser'));
   }
-  const can = may.change && !gone && !p.waits;
+  const can = may.change && !gone;
   const here = can ? about(p) : [];
-  const is = (op, exact = true) => here.find(({ undo }) => undo.op === op && (undo.port !== undefined) === exact);
-  const open = can && !p.unpublished && p.state !== 'denied';
-  const own = can && !p.unpublished;
-  put([...own ? main(is) : [], ...here.filter((r) => undone.has(r.undo.op) || r.undo.port === undefined).map((r) => ({
+  const is = (op, its = true) => here.find(({ undo }) => undo.op === op && (undo[exact(p)] !== undefined) === its);
+  const own = can && !p.unpublished && !p.waits;
+  const open = own && p.state !== 'denied';
+  put([...own ? main(is) : [], ...here.filter((r) => p.waits || undone.has(r.undo.op) || r.undo[exact(p)] === undefined).map((r) => ({
     id: r.name, label: undoing(r), title: `Undoes what was added: ${clean(r.name)}`, request: r.undo,
   }))]);
   forward.hidden = !open || is('rm') !== undefined;
-  expose.hidden = !open || !may.host;
+  expose.hidden = !open || !may.host || exact(p) !== 'port';
   hint.textContent = gone ? '' : why(here);
   hint.hidden = hint.textContent === '';
   box.hidden = links.hidden && hint.hidden && !can;
@@ -82,12 +84,10 @@ export function draw() {
 const undone = new Set(['rm', 'hide']);
 
 function main(is) {
-  const [pause, deny] = [is('resume'), is('allow')];
+  const pause = is('resume');
   const list = [pause ? { id: 'pause', label: 'Resume', request: pause.undo }
     : { id: 'pause', label: 'Pause', title: 'Close it until it is resumed; its connections are reset', request: { op: 'pause', ...target() } }];
-  if (deny) list.push({ id: 'deny', label: 'Allow', request: deny.undo });
-  else if (p.state === 'denied' && !pause && !is('resume', false)) list.push({ id: 'deny', label: 'Allow', request: { op: 'allow', ...target() } });
-  else list.push({ id: 'deny', label: 'Deny', title: 'Close it until it is allowed again; its connections are reset', request: { op: 'deny', ...target() } });
+  if (exact(p) === 'port') list.push(denial(is, pause)); // by name nothing can be denied
   const owner = ownerRequest(p);
   if (owner !== null && paused(owner) === undefined) {
     list.push({ id: 'owner', label: `Pause all of ${ownerName(p.owner)}`, request: { op: 'pause', ...owner } });
@@ -95,9 +95,18 @@ function main(is) {
   return list.filter(({ id }) => id !== 'pause' || pause || p.state !== 'denied');
 }
 
+function denial(is, pause) {
+  const deny = is('allow');
+  if (deny) return { id: 'deny', label: 'Allow', request: deny.undo };
+  if (p.state === 'denied' && !pause && !is('resume', false)) return { id: 'deny', label: 'Allow', request: { op: 'allow', ...target() } };
+  return { id: 'deny', label: 'Deny', title: 'Close it until it is allowed again; its connections are reset', request: { op: 'deny', ...target() } };
+}
+
 function undoing({ undo, name, action, hostPort }) {
   if (undo.op === 'hide') return 'End the exposure';
-  if (undo.op === 'resume') return `Resume ${clean(undo.owner ?? 'all')}`;
+  const what = clean(undo.owner ?? undo.demand ?? (undo.port === undefined ? 'all' : `${undo.port}/${undo.protocol}`));
+  if (undo.op === 'resume') return `Resume ${what}`;
+  if (undo.op === 'allow') return `Allow ${what}`;
   if (name.startsWith('allow ')) return 'Undo allow';
   return action === 'allow' && hostPort !== 'same' ? `Undo the forward to ${hostPort}` : 'Undo the forward';
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rules that were added at run time, as `fairlead forward ls` lists them.
-import { el, clean } from './format.js';
+import { el, clean, guests } from './format.js';
 import { may, rules, paused, send, pressed, when, Said } from './changes.js';
 
 const panel = document.getElementById('added');
@@ -50,14 +50,21 @@ export function draw(ports) {
   panel.querySelector('h2').hidden = rules.length === 0;
 }
 
-function about({ action, hostPort, undo, until, demand }, ports) {
+function about({ action, hostPort, undo, until }, ports) {
   if (!undo) return 'written by hand';
   const notes = [];
-  const waits = demand && ports.find((p) => p.waits === demand);
-  if (waits) notes.push(clean(waits.reason));
   if (action === 'allow' && hostPort !== 'same') notes.push(`to host port ${hostPort}`);
   if (until) notes.push(`open to other machines until ${when(until)}`);
-  const served = () => ports.some((p) => !p.waits && p.port === undo.port && p.protocol === undo.protocol && (!undo.guest || /[*?]/.test(undo.guest) || undo.guest === p.guest));
-  if (action !== 'deny' && undo.port !== undefined && !demand && !served()) notes.push('nothing in the guest serves it yet');
+  if (action !== 'deny' && (undo.port !== undefined || undo.demand !== undefined)) notes.push(...absent(undo, ports));
   return notes.join('; ');
+}
+
+// absent returns why there is no port that a request names; nothing if there is one.
+function absent({ port, protocol, demand, guest }, ports) {
+  const all = ports.filter((p) => !guest || /[*?]/.test(guest) || guest === p.guest);
+  if (all.some((p) => !p.waits && (demand === undefined ? p.port === port && p.protocol === protocol : p.demands?.includes(demand)))) return [];
+  const waits = demand === undefined ? [] : all.filter((p) => p.waits === demand);
+  if (waits.length === 0) return ['nothing in the guest serves it yet'];
+  if (waits.length === 1) return [clean(waits[0].reason)];
+  return waits.map((p) => `guest ${clean(guests.get(p.guest) ?? p.guest)}: ${clean(p.reason)}`).sort();
 }

@@ -87,13 +87,19 @@ export function when(time) {
 // of limits a request to a row's guest where there are several.
 export function of(p) { return may.host && guests.size > 1 ? { guest: p.guest } : {}; }
 
-// about returns the rules that name a row's port, and the one that decides it.
+// about returns the rules that name a row, and the one that decides it.
 export function about(p) {
-  return rules.filter(({ undo, name }) => {
-    if (!undo) return false;
-    if (undo.port === undefined) return decides(name, p);
-    return undo.port === p.port && undo.protocol === p.protocol && (!undo.guest || undo.guest === p.guest || decides(name, p));
-  });
+  return rules.filter(({ undo, name }) => undo && (names(undo, p) || decides(name, p)));
+}
+
+// exact is the field of a request that names a row alone: what was asked for by name shares
+// its port with others.
+export function exact(p) { return p.demands?.length > 0 ? 'demand' : 'port'; }
+
+function names(undo, p) {
+  if (undo.guest && undo.guest !== p.guest) return false;
+  if (undo.demand !== undefined) return p.demands?.includes(undo.demand) === true;
+  return undo.port === p.port && undo.protocol === p.protocol && (exact(p) === 'port' || undo.op === 'hide');
 }
 
 function decides(name, p) { return p.rule?.endsWith(` (${name})`) || p.reason.endsWith(` (${name})`); }
@@ -111,7 +117,7 @@ export function pressed(button, act) { button.onclick = (e) => { if (e.detail < 
 
 // paused finds the rule that pauses just what a request selects.
 export function paused(target) {
-  return rules.find(({ undo }) => undo?.op === 'resume' && ['protocol', 'port', 'owner', 'all', 'guest'].every((k) => undo[k] === target[k]));
+  return rules.find(({ undo }) => undo?.op === 'resume' && ['protocol', 'port', 'demand', 'owner', 'all', 'guest'].every((k) => undo[k] === target[k]));
 }
 
 // Said is where the result of a change is told.
