@@ -12,8 +12,8 @@
 # ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}.
 set -euo pipefail
 
-# base: the race detector needs cgo; root tests make namespaces and rules, and check units.
-base_packages=(gcc git iproute2 iptables kmod libc6-dev make nftables procps systemd)
+# base: the race detector needs cgo; root tests make namespaces and rules, check units, and run curl.
+base_packages=(curl gcc git iproute2 iptables kmod libc6-dev make nftables procps systemd)
 # generate: the pinned compiler of the BPF programs, and the headers to refresh the vendored ones.
 generate_packages=(clang-14 libbpf-dev llvm-14)
 # vm: the emulator, and what goes into its file system.
