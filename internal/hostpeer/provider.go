@@ -5,6 +5,7 @@ package hostpeer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -35,10 +37,7 @@ func (p provider) List() status.List {
 	v, titles := p.host.View(), status.GuestNames(p.peers())
 	l := status.List{Generation: v.Generation(), Publications: make([]status.Publication, 0, v.Len()), Sources: p.Sources()}
 	for _, pub := range v.All() {
-		row := describe(pub, titles)
-		row.Names = p.namesOf(&pub)
-		row.URL = p.url(row.Names)
-		l.Publications = append(l.Publications, row)
+		l.Publications = append(l.Publications, p.row(pub, titles))
 	}
 	others := p.host.Unpublished().View()
 	for _, u := range others.All() {
@@ -48,6 +47,14 @@ func (p provider) List() status.List {
 		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key().Compare(b.Key()) })
 	}
 	return l
+}
+
+// row makes a row of a publication, with the names that lead to it. Titles are those of guests.
+func (p provider) row(pub host.Publication, titles map[string]string) status.Publication {
+	row := describe(pub, titles)
+	row.Names = p.namesOf(&pub)
+	row.URL = p.url(row.Names)
+	return row
 }
 
 // namesOf returns the names that lead to a publication.
@@ -192,10 +199,27 @@ func unpublished(u host.Unpublished) port.Publication {
 	}
 }
 
+// beside is what a row has that changes without its publication: with other ports, with the
+// listeners of names, or with guests.
+type beside struct{ title, names, url string }
+
+func (p provider) besideOf(pub *host.Publication, titles map[string]string) beside {
+	list := p.namesOf(pub)
+	return beside{titles[pub.Guest], strings.Join(list, " "), p.url(list)}
+}
+
 func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {
 	sub, others := p.host.Subscribe(), p.host.Unpublished().Subscribe()
 	defer sub.Close()
 	defer others.Close()
+	var listeners schedule.Signal
+	if p.names != nil {
+		changed, stop := p.names.Watch()
+		defer stop()
+		listeners = changed
+	}
+	sent := make(map[host.ID]beside)
+	before := status.GuestNames(p.peers())
 	for first := true; ; first = false {
 		if !first {
 			select {
@@ -203,24 +227,42 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 				return ctx.Err()
 			case <-sub.C():
 			case <-others.C():
+			case <-listeners:
 			}
 		}
 		view, change := sub.Take()
-		names := status.GuestNames(p.peers())
+		titles := status.GuestNames(p.peers())
 		d := status.Delta{Generation: view.Generation()}
 		for _, id := range change.Keys {
 			if pub, ok := view.Get(id); ok {
-				d.Put = append(d.Put, describe(pub, names))
+				sent[id] = p.besideOf(&pub, titles)
+				d.Put = append(d.Put, p.row(pub, titles))
 			} else {
+				delete(sent, id)
 				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest})
+			}
+		}
+		retitled := !maps.Equal(titles, before)
+		before = titles
+		if retitled || p.names != nil {
+			for id, pub := range view.All() {
+				if b := p.besideOf(&pub, titles); sent[id] != b {
+					sent[id] = b
+					d.Put = append(d.Put, p.row(pub, titles))
+				}
 			}
 		}
 		rest, restChange := others.Take()
 		for _, id := range restChange.Keys {
 			if u, ok := rest.Get(id); ok {
-				d.Put = append(d.Put, describeUnpublished(u, names))
+				d.Put = append(d.Put, describeUnpublished(u, titles))
 			} else {
 				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest, Unpublished: true, Waits: id.Waits})
+			}
+		}
+		if retitled {
+			for _, u := range rest.All() {
+				d.Put = append(d.Put, describeUnpublished(u, titles))
 			}
 		}
 		if err := f(d); err != nil {

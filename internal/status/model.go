@@ -103,7 +103,7 @@ type Publication struct {
 	DualStack    bool      `json:"dualStack,omitempty"`
 	Rule         string    `json:"rule,omitempty"`
 	Warnings     []string  `json:"warnings,omitempty"` // labels of the owner without effect, and why
-	Names        []string  `json:"names,omitempty"`    // on a host, in lists: that lead to it, shortest first
+	Names        []string  `json:"names,omitempty"`    // on a host that serves names: that lead to it, shortest first
 	// URL leads to it by the first of Names, on a host that serves names; empty otherwise.
 	URL string `json:"url,omitempty"`
 	// Demands are the names by which the port was asked for, published or not: "web:80/tcp".

@@ -104,6 +104,7 @@ type Router struct {
 	mu         sync.Mutex
 	table      *names.Table // of generation
 	generation uint64
+	watches    map[schedule.Signal]struct{} // who wants to know of listeners
 }
 
 // New returns a router. It starts nothing.
@@ -111,7 +112,7 @@ func New(opt Options) *Router {
 	if opt.HeaderTimeout == 0 {
 		opt.HeaderTimeout = 10 * time.Second
 	}
-	r := &Router{opt: opt, acceptor: own.NewAcceptor(opt.Logger, own.ForFlow)}
+	r := &Router{opt: opt, acceptor: own.NewAcceptor(opt.Logger, own.ForFlow), watches: make(map[schedule.Signal]struct{})}
 	for _, at := range opt.HTTP {
 		r.places = append(r.places, &place{protocol: "http", at: at, flag: "--names", serve: r.serveHTTP, err: "not tried yet"})
 	}
@@ -156,8 +157,13 @@ func (r *Router) keep(ctx context.Context, p *place) {
 // note records why a place is not open, "" if it is, and logs what changed.
 func (r *Router) note(p *place, err string) {
 	r.mu.Lock()
-	same := p.err == err
+	same, was := p.err == err, p.open
 	p.open, p.err = err == "", err
+	if p.open != was {
+		for w := range r.watches {
+			w.Notify()
+		}
+	}
 	r.mu.Unlock()
 	switch {
 	case same:
@@ -204,6 +210,20 @@ type counted struct {
 func (c *counted) Close() error {
 	defer c.ended()
 	return c.Conn.Close()
+}
+
+// Watch returns a signal that is notified after URL may return others, as a listener was opened
+// or closed, until stop is called.
+func (r *Router) Watch() (changed schedule.Signal, stop func()) {
+	changed = schedule.NewSignal()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watches[changed] = struct{}{}
+	return changed, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.watches, changed)
+	}
 }
 
 // Table returns the names of what is published now.
