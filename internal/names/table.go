@@ -324,4 +324,5 @@ type Report struct {
 	Domain    string     `json:"domain"`
 	Listeners []Listener `json:"listeners"`
 	Names     []Entry    `json:"names"`
+	URL       string     `json:"url,omitempty"` // of the list, for a browser of this machine; empty if it reaches none
 }

@@ -370,7 +370,8 @@ func TestPageActionsByNameAndGuest(t *testing.T) {
 		g.startAgent()
 	}
 	r.listen("127.0.0.1:80")
-	url := r.hostPage(t, "dev", "--connect", "lab=unix://"+filepath.Join(lab.dir, "l", "s"), "--forwards-file", filepath.Join(state, "host.yaml"))
+	url := r.hostPage(t, "dev", "--connect", "lab=unix://"+filepath.Join(lab.dir, "l", "s"), "--forwards-file", filepath.Join(state, "host.yaml"),
+		"--names-tls", "127.0.0.1:8443")
 	host := status.NewClient(filepath.Join(r.dir, "h", "s"))
 	p := newChromium(t, r.outside).open(t, url, 1280, 900)
 	const (
@@ -414,6 +415,8 @@ func TestPageActionsByNameAndGuest(t *testing.T) {
 		p.wait("the rule is listed", added, "forward web:80/tcp: to host port 8088")
 		detail(web)
 		p.wait("what can be done", doable, "Open in browser, Pause, Pause all of web, Undo the forward to 8088")
+		p.wait("its name, which only TLS serves", `[...document.querySelectorAll('#detail dd a')].map((a) => a.href).join(' ')`, "http://127.0.0.1:8088/ https://web.localhost:8443/")
+		p.wait("so that there is no list", `!document.getElementById('names').hidden && document.querySelector('#names a') === null`, true)
 		p.act("Pause")
 		row(web, "denied")
 		row(ownPort, "active")

@@ -5,12 +5,14 @@
 package route
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -271,28 +273,36 @@ func (r *Router) Report() names.Report {
 	for _, p := range r.places {
 		out.Listeners = append(out.Listeners, names.Listener{Protocol: p.protocol, Address: p.at, Open: p.open, Error: p.err})
 	}
+	out.URL = r.url("http", "http", 80, names.Local)
 	return out
 }
 
-// URL returns the URL of a name: at the first open listener for HTTP, or else for TLS; "" if
-// none is open.
+// URL returns the URL of a name: at the first open listener for HTTP that the name leads to on
+// this machine, or else for TLS; "" if there is none.
 func (r *Router) URL(name string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, s := range []struct {
-		protocol, scheme string
-		usual            uint16
-	}{{"http", "http", 80}, {"tls", "https", 443}} {
-		i := slices.IndexFunc(r.places, func(p *place) bool { return p.open && p.protocol == s.protocol })
-		switch {
-		case i < 0:
-			continue
-		case r.places[i].at.Port() == s.usual:
-			return s.scheme + "://" + name
-		}
-		return fmt.Sprintf("%s://%s:%d", s.scheme, name, r.places[i].at.Port())
+	return cmp.Or(r.url("http", "http", 80, name), r.url("tls", "https", 443, name))
+}
+
+// url is URL for one protocol, with its scheme and usual port. r.mu is held.
+func (r *Router) url(protocol, scheme string, usual uint16, name string) string {
+	anywhere := name != names.Local && !strings.HasSuffix(name, "."+names.Local) // who runs the domain knows where it leads
+	i := slices.IndexFunc(r.places, func(p *place) bool { return p.open && p.protocol == protocol && (anywhere || local(p.at.Addr())) })
+	switch {
+	case i < 0:
+		return ""
+	case r.places[i].at.Port() == usual:
+		return scheme + "://" + name
 	}
-	return ""
+	return fmt.Sprintf("%s://%s:%d", scheme, name, r.places[i].at.Port())
+}
+
+// local reports whether localhost, and names below it, lead to a listener: they are 127.0.0.1
+// and ::1, and no other address of the loopback.
+func local(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsUnspecified() || a == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || a == netip.IPv6Loopback()
 }
 
 // Stats returns the counts.

@@ -221,7 +221,6 @@ func TestEachRequestIsLedByItsHost(t *testing.T) {
 	}
 }
 
-// A name outside the domain is refused, and shows nothing; only localhost has the list.
 func TestURL(t *testing.T) {
 	r, web, _ := serve(t, newFake(), nil)
 	if got, want := r.URL("web.localhost"), fmt.Sprintf("http://web.localhost:%d", web.Port()); got != want {
@@ -246,6 +245,56 @@ func TestURL(t *testing.T) {
 	}
 }
 
+// The URL of a name below localhost is at a listener that localhost leads to.
+func TestURLLeadsToTheListener(t *testing.T) {
+	for _, c := range []struct {
+		domain, http, tls string // the open listeners
+		want, list        string
+	}{
+		{"localhost", "127.0.0.1:80", "", "http://web.localhost", "http://localhost"},
+		{"localhost", "[::1]:8000", "", "http://web.localhost:8000", "http://localhost:8000"},
+		{"localhost", "0.0.0.0:80", "", "http://web.localhost", "http://localhost"},
+		{"localhost", "[::]:81", "", "http://web.localhost:81", "http://localhost:81"},
+		{"localhost", "192.168.1.5:80", "", "", ""},
+		{"localhost", "127.0.0.2:80", "", "", ""},
+		{"localhost", "192.168.1.5:80 127.0.0.1:8000", "", "http://web.localhost:8000", "http://localhost:8000"},
+		{"localhost", "192.168.1.5:80", "127.0.0.1:443", "https://web.localhost", ""},
+		{"localhost", "", "192.168.1.5:443 [::1]:8443", "https://web.localhost:8443", ""},
+		{"vm.localhost", "192.168.1.5:80", "", "", ""},
+		{"vm.test", "192.168.1.5:80", "", "http://web.vm.test", ""},
+		{"vm.test", "192.168.1.5:8000 127.0.0.1:80", "", "http://web.vm.test:8000", "http://localhost"},
+	} {
+		opt := Options{Host: newFake(), Domain: c.domain, Logger: slog.New(slog.DiscardHandler)}
+		for _, at := range strings.Fields(c.http) {
+			opt.HTTP = append(opt.HTTP, netip.MustParseAddrPort(at))
+		}
+		for _, at := range strings.Fields(c.tls) {
+			opt.TLS = append(opt.TLS, netip.MustParseAddrPort(at))
+		}
+		r := New(opt)
+		changed, stop := r.Watch()
+		for _, p := range r.places {
+			r.note(p, "")
+		}
+		if got, list := r.URL("web."+c.domain), r.Report().URL; got != c.want || list != c.list {
+			t.Errorf("%+v: %q, and the list at %q", c, got, list)
+		}
+		select {
+		case <-changed:
+		default:
+			t.Errorf("%+v: nobody was told of the listeners", c)
+		}
+		stop()
+		for _, p := range r.places {
+			r.note(p, "gone")
+		}
+		if got, list := r.URL("web."+c.domain), r.Report().URL; got+list != "" || len(changed) > 0 {
+			t.Errorf("%+v: %q, and the list at %q, and nothing is open; told: %d", c, got, list, len(changed))
+		}
+	}
+}
+
+// A name outside the domain is refused, and shows nothing; only localhost has the list.
 func TestForeignNamesLearnNothing(t *testing.T) {
 	f := newFake()
 	f.put("vm", "secret-name", 8080, server(t, "web"))

@@ -2,7 +2,7 @@
 // The detail of one port: why it is, or is not, reachable.
 import { el, clean, lines, age, inGuest, ownerName, hostAddresses, keyOf, guests } from './format.js';
 import { ask } from './stream.js';
-import { nameOf } from './names.js';
+import * as names from './names.js';
 import * as actions from './actions.js';
 
 const box = document.getElementById('detail');
@@ -27,13 +27,13 @@ export function show(p, { now, gone = null, onClose }) {
   const key = keyOf(p);
   const same = shown?.key === key;
   const changed = !same || JSON.stringify(shown.p) !== JSON.stringify(p) || shown.gone !== gone;
-  shown = { key, p, gone, onClose, now, report: same ? shown.report : null, name: same ? shown.name : null };
+  shown = { key, p, gone, onClose, now, report: same ? shown.report : null };
   if (!changed) return;
   draw();
   box.hidden = false;
   document.body.dataset.detail = 'open';
   clearTimeout(later);
-  later = setTimeout(() => { explain(); name(); }, same ? 300 : 0);
+  later = setTimeout(() => { explain(); if (can.names) names.show(); }, same ? 300 : 0);
 }
 
 export function close() {
@@ -62,16 +62,6 @@ async function explain(method = 'GET') {
   }
   if (mine !== question || shown?.key !== key || report === null) return;
   shown.report = report;
-  draw();
-}
-
-// name asks by which name the port is reachable, where names are served.
-async function name() {
-  if (shown === null || !can.names) return;
-  const { key, p } = shown;
-  const found = await nameOf(p);
-  if (shown?.key !== key || shown.name === found) return;
-  shown.name = found;
   draw();
 }
 
@@ -129,7 +119,7 @@ function facts() {
   const fact = (name, ...value) => list.append(el('dt', {}, name), el('dd', {}, ...value));
   const at = hostAddresses(p);
   if (at.length > 0) fact('On the host', ...at.map((a) => el('div', {}, address(p, a), copyButton(a))));
-  if (shown.name) fact('Name', el('a', { href: shown.name, target: '_blank', rel: 'noopener noreferrer' }, clean(shown.name)));
+  if (p.url) fact('Name', el('a', { href: p.url, target: '_blank', rel: 'noopener noreferrer' }, clean(p.url)));
   fact('In the guest', el('code', {}, inGuest(p)), p.dualStack ? ' and IPv4' : null);
   if (p.guest) fact('Guest', clean(guests.get(p.guest) ?? p.guest));
   if (p.dialTarget) fact('Dialled', el('code', {}, p.dialTarget));
