@@ -122,6 +122,18 @@ func TestURLColumn(t *testing.T) {
 	}
 }
 
+// A watch shows the URL of a port: a change of it alone is no line without a difference.
+func TestURLOfAnEvent(t *testing.T) {
+	p := row(80, port.Active, "")
+	p.URL = "http://web.localhost:8080"
+	for kind, want := range map[EventType]bool{Changed: true, Present: true, Gone: false} {
+		var b strings.Builder
+		if err := WriteEvent(&b, Event{Time: noon, Type: kind, Publication: &p}, Painter{}); err != nil || strings.Contains(b.String(), "  as "+p.URL+"  by ") != want {
+			t.Errorf("%s: %s, %v", kind, b.String(), err)
+		}
+	}
+}
+
 func TestHostileNamesAreQuoted(t *testing.T) {
 	p := row(80, port.Failed, "\x1b[2J\nactive")
 	const hostile = "\x1b]0;title\x07\n"

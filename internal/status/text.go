@@ -330,6 +330,9 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 		}
 		line += "  on " + paint.Paint(color, hostColumn(p, true))
 	}
+	if p.URL != "" && e.Type != Gone {
+		line += "  as " + Quote(p.URL)
+	}
 	if o := ownerColumn(p.Owner, true); o != "-" {
 		line += "  by " + o
 	}
