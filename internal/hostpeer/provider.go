@@ -208,6 +208,10 @@ func (p provider) besideOf(pub *host.Publication, titles map[string]string) besi
 	return beside{titles[pub.Guest], strings.Join(list, " "), p.url(list)}
 }
 
+// namesShare bounds the time that is spent on the names of all ports, for one watch, to one
+// part in so many: each change may be a reason to compare them.
+const namesShare = 4
+
 func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {
 	sub, others := p.host.Subscribe(), p.host.Unpublished().Subscribe()
 	defer sub.Close()
@@ -219,7 +223,7 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 		listeners = changed
 	}
 	sent := make(map[host.ID]beside)
-	before := status.GuestNames(p.peers())
+	var before map[string]string // titles that were sent
 	for first := true; ; first = false {
 		if !first {
 			select {
@@ -230,6 +234,7 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 			case <-listeners:
 			}
 		}
+		began := time.Now()
 		view, change := sub.Take()
 		titles := status.GuestNames(p.peers())
 		d := status.Delta{Generation: view.Generation()}
@@ -242,7 +247,7 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest})
 			}
 		}
-		retitled := !maps.Equal(titles, before)
+		retitled := !first && !maps.Equal(titles, before)
 		before = titles
 		if retitled || p.names != nil {
 			for id, pub := range view.All() {
@@ -252,21 +257,25 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 				}
 			}
 		}
-		rest, restChange := others.Take()
-		for _, id := range restChange.Keys {
-			if u, ok := rest.Get(id); ok {
+		unpublished, otherChange := others.Take()
+		for _, id := range otherChange.Keys {
+			if u, ok := unpublished.Get(id); ok {
 				d.Put = append(d.Put, describeUnpublished(u, titles))
 			} else {
 				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest, Unpublished: true, Waits: id.Waits})
 			}
 		}
 		if retitled {
-			for _, u := range rest.All() {
+			for _, u := range unpublished.All() {
 				d.Put = append(d.Put, describeUnpublished(u, titles))
 			}
 		}
+		rest := schedule.Rest(time.Since(began), namesShare)
 		if err := f(d); err != nil {
 			return err
+		}
+		if p.names != nil && schedule.Sleep(ctx, rest) != nil {
+			return ctx.Err()
 		}
 	}
 }
