@@ -34,6 +34,7 @@ func (a *Agent) diagnosed() gather.Agent {
 	g := gather.Agent{
 		Registry: a.registry, Rules: a.rules.Load, Sockets: a.sockets, Observer: a.observer,
 		RulesFile: cmp.Or(a.cfg.RulesFile, a.cfg.File(), config.DefaultAgentFile),
+		Forwards:  a.forwards,
 		Unread:    a.unread, Container: a.container, Refused: a.refused,
 	}
 	if a.publish != nil {

@@ -46,6 +46,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -94,6 +95,18 @@ func Name(k port.Key, guest string, o port.Owner) string {
 		s += " (" + strconv.Quote(o.Name) + ")"
 	}
 	return s
+}
+
+// Held is the reason of a conflict about an address that no program of the host has, but
+// another publication or what else by describes.
+func Held(at netip.AddrPort, by string) string { return at.String() + isHeld + by }
+
+const isHeld = " is held by "
+
+// IsHeld reports whether a reason is one that Held returns.
+func IsHeld(reason string) bool {
+	at, _, ok := strings.Cut(reason, isHeld)
+	return ok && !strings.Contains(at, " ")
 }
 
 // Verdict is what became of a claim.

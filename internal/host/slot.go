@@ -247,7 +247,7 @@ func (g *group) assign(ctx context.Context, h *Host) {
 		c, by := all[i], all[v.Winner]
 		switch {
 		case v.Conflict:
-			c.set(port.Conflict, c.addr, fmt.Sprintf("%s is held by %s", by.addr, by.holder()))
+			c.set(port.Conflict, c.addr, claims.Held(by.addr, by.holder()))
 		case by == c:
 			winners[c.addr.Addr()] = c
 		default:
@@ -353,7 +353,7 @@ func (s *slot) open(ctx context.Context) {
 	}
 	if held, ok := s.h.heldFor(s.protocol, s.addr); ok { // as long as this program runs
 		s.failed = true
-		s.state, s.reason = port.Conflict, fmt.Sprintf("%s is held by %s", held.At, held.By)
+		s.state, s.reason = port.Conflict, claims.Held(held.At, held.By)
 		s.show()
 		return
 	}
@@ -381,7 +381,7 @@ func (s *slot) open(ctx context.Context) {
 		s.h.stats.conflicts.Add(1)
 		if by := s.h.heldByUs(s); by != nil {
 			s.why, s.asked = "", time.Time{}
-			s.state, s.reason = port.Conflict, fmt.Sprintf("%s is held by %s", by.bound, by.winner.Load().holder())
+			s.state, s.reason = port.Conflict, claims.Held(by.bound, by.winner.Load().holder())
 			break
 		}
 		s.state, s.reason = s.whyState, s.why

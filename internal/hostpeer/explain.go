@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
@@ -17,7 +18,11 @@ var _ status.Explainer = provider{}
 // Explain implements status.Explainer with what a host knows: the publications of
 // guests and their outcomes, and what guests report that they do not publish. It dials nothing.
 func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, error) {
-	f := explain.Facts{Query: q, Now: time.Now(), Host: true}
+	f := explain.Facts{Query: q, Now: time.Now(), Host: true, ForwardsFile: p.forwards.Path()}
+	var err error
+	if f.Runtime, err = p.forwards.List(); err != nil {
+		f.Missing = append(f.Missing, "run-time rules: "+err.Error())
+	}
 	peers := p.peers()
 	names, next := status.GuestNames(peers), make(map[string]string)
 	for _, g := range peers {
@@ -33,6 +38,9 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 	}
 	f.Unread = explain.UnreadAbout(f.Unread, q.Port)
 	for _, pub := range p.host.View().All() {
+		for _, o := range pub.Outcomes {
+			f.HostPorts = append(f.HostPorts, port.Slot{Protocol: pub.Key.Protocol, Port: o.HostAddress.Port()})
+		}
 		if pub.Key.Port != q.Port {
 			continue
 		}

@@ -144,7 +144,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	}
 	d.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, true, log, func(set *rules.Set) { d.host.SetPolicy(set) })
 	d.names = d.router()
-	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names}
+	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names, d.forwards}
 	d.ports = p
 	var page status.PageTokens
 	if cfg.WebAddr != "" {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link/wss"
 	"github.com/fairlead/fairlead/internal/names"
@@ -29,6 +30,8 @@ type provider struct {
 	connect []config.Guest // where the guests are
 	refused func(guest string) wss.Refused
 	names   *route.Router // nil if names are not served
+
+	forwards *forwards.Store // the run-time rules; needed by Explain only
 }
 
 var _ status.Provider = provider{}

@@ -262,13 +262,14 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 		o := by[s][0]
 		switch s {
 		case port.Conflict:
-			return VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)),
-				fmt.Sprintf("stop the program that uses %s on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add %s --to %s`",
-					o.HostAddress, p.Slot(), otherPort(o.HostAddress.Port()))
+			return VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)), freeHolder(o) + f.relocate(p, o)
 		case port.Denied:
 			next := "change the rules of the host peer (`fairlead host`), in its configuration"
-			if rules.ByRuntime(o.Reason) {
-				next = "undo it on the host: `fairlead forward ls` there lists the rules that were added; `fairlead allow`, `forward resume` and `forward rm` undo them"
+			switch {
+			case rules.ByRuntime(o.Reason) && f.Host:
+				next = f.undoRuntime(p, o.Reason)
+			case rules.ByRuntime(o.Reason):
+				next = fmt.Sprintf("undo it on the host: `fairlead explain %s` there says how", name)
 			}
 			return VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), next
 		case port.Failed:
@@ -298,13 +299,6 @@ func located(o Outcome) string {
 
 // noHost is the reason of the link's sink without a session.
 const noHost = "no host connected"
-
-func otherPort(n uint16) string {
-	if n < 55535 {
-		return fmt.Sprint(int(n) + 10000)
-	}
-	return "0"
-}
 
 func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verdict, summary, next string) {
 	name := p.Slot().String()
@@ -344,7 +338,7 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 	case len(conflicts) > 0:
 		o := conflicts[0]
 		return VerdictPartial, fmt.Sprintf("%s is reachable %s, but not everywhere: %s", name, where, located(o)),
-			fmt.Sprintf("use %s, or stop the program that uses %s on the host", at[0], o.HostAddress)
+			fmt.Sprintf("use %s, or %s%s", at[0], freeHolder(o), f.relocate(p, o))
 	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
 		return VerdictOneFamily, fmt.Sprintf("%s is reachable %s: the guest serves IPv6 only", name, where),
 			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
@@ -420,8 +414,7 @@ func declarer(p *Publication) string {
 // judgeDenied distinguishes a rule that denies from a reason to withhold.
 func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 	name, d := p.Slot().String(), p.Decision
-	allow := fmt.Sprintf("add a rule for the port to %s: {match: {protocol: %s, ports: %d}, action: allow}",
-		f.rulesFile(), p.Protocol, p.Port)
+	allow := f.allowPort(p)
 	summary = fmt.Sprintf("%s is not published: %s", name, d.Reason)
 	switch {
 	case d.Pending && d.Reason != rules.NotKnownYet:
@@ -432,9 +425,10 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 			"ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"
 	case d.Rule == rules.DefaultUDP, d.Rule == rules.DefaultEngine:
 		return VerdictWellKnown, summary, allow
+	case rules.ByRuntime(d.Rule) && f.Host:
+		return VerdictDenied, summary, fmt.Sprintf("undo it in the guest: `fairlead explain %s` there says how", name)
 	case rules.ByRuntime(d.Rule):
-		return VerdictDenied, summary,
-			fmt.Sprintf("undo it%s: `fairlead forward ls` lists the rules that were added; `fairlead allow`, `forward resume` and `forward rm` undo them", f.inGuest())
+		return VerdictDenied, summary, f.undoRuntime(p, d.Rule)
 	case rules.ByLabel(d.Rule):
 		return VerdictDenied, summary,
 			fmt.Sprintf("change the label, or add a rule that allows the port to %s: rules come first", f.rulesFile())

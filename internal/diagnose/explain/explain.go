@@ -32,7 +32,12 @@ type Facts struct {
 	Now          time.Time
 	Host         bool // the query is to a host, which knows publications and guests only
 	NetNS        string
-	RulesFile    string   // the file to add a rule to
+	RulesFile    string // the file to add a rule to
+	ForwardsFile string // of run-time rules; empty if none can be added
+	// Runtime are the run-time rules in effect here, in the order in which they are evaluated.
+	Runtime []rules.Rule
+	// HostPorts are the host ports that ports of fairlead have or want, as far as they are known.
+	HostPorts    []port.Slot
 	Refused      *Refusal // the last host that was refused, if none is connected
 	Publications []Publication
 	Sockets      []Socket // in the watched network namespace, without a publication

@@ -170,7 +170,7 @@ var cases = []struct {
 	},
 	{
 		"conflict", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
-			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))}},
+			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))}, ForwardsFile: forwardsFile},
 		VerdictConflict, "on the host: 127.0.0.1:8080: in use by python3 (pid 99)", "--to 18080",
 	},
 	{
@@ -179,13 +179,13 @@ var cases = []struct {
 	},
 	{
 		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host runtime rule 1 (pause all)"))}},
-		VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host",
+		VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host: `fairlead explain 8080/tcp` there",
 	},
 	{
 		"denied at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
 			p.Decision = port.Decision{Rule: "runtime rule 1 (deny 8080/tcp)", Reason: "denied by runtime rule 1 (deny 8080/tcp)"}
-		})}},
-		VerdictDenied, "denied by runtime rule 1", "`fairlead allow`",
+		})}, ForwardsFile: forwardsFile, Runtime: added("{name: deny 8080/tcp, match: {protocol: tcp, ports: 8080}, action: deny}")},
+		VerdictDenied, "denied by runtime rule 1", "undo it: `fairlead allow 8080/tcp`",
 	},
 	{
 		"sink failed", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Failed, "", "no route"))}},
@@ -212,8 +212,8 @@ var cases = []struct {
 		VerdictDenied, "denied by rule 2 (no-debug)", "change rule 2 (no-debug) in the agent's configuration",
 	},
 	{
-		"well-known", Facts{Query: Query{Port: 5353}, Publications: []Publication{pub(port.UDP, "0.0.0.0:5353")}},
-		VerdictWellKnown, "a service of the guest's own network", "ports: 5353}, action: allow",
+		"well-known", Facts{Query: Query{Port: 5353}, Publications: []Publication{pub(port.UDP, "0.0.0.0:5353")}, ForwardsFile: forwardsFile},
+		VerdictWellKnown, "a service of the guest's own network", "run `fairlead allow 5353/udp`, or add a rule for the port to the agent's configuration: {match: {protocol: udp, ports: 5353}, action: allow}",
 	},
 	{
 		"bound only", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound, not listening"))}},
@@ -410,7 +410,7 @@ func TestRuleOfUnknownPortsIsOnlyRelated(t *testing.T) {
 
 func TestJSON(t *testing.T) {
 	f := Facts{
-		Query: tcp8080, Now: since.Add(time.Hour), NetNS: "net:[4026531840]",
+		Query: tcp8080, Now: since.Add(time.Hour), NetNS: "net:[4026531840]", ForwardsFile: forwardsFile,
 		Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers),
 			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))},
 		Elsewhere: []Socket{sock(port.TCP, "10.0.0.2:8080", Listening, inContainer)},

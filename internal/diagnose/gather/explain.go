@@ -54,7 +54,11 @@ func (e *Explainer) Explain(ctx context.Context, q explain.Query) (explain.Repor
 	if e.agent.Observer != nil {
 		e.agent.Observer.CheckOwners()
 	}
-	f := explain.Facts{Query: q, Now: time.Now(), NetNS: netnsName(), RulesFile: e.agent.RulesFile}
+	f := explain.Facts{Query: q, Now: time.Now(), NetNS: netnsName(), RulesFile: e.agent.RulesFile, ForwardsFile: e.agent.Forwards.Path()}
+	var err error
+	if f.Runtime, err = e.agent.Forwards.List(); err != nil {
+		f.Missing = append(f.Missing, "run-time rules: "+err.Error())
+	}
 	if e.agent.Refused != nil {
 		f.Refused = e.agent.Refused()
 	}
@@ -86,6 +90,9 @@ func (e *Explainer) publications(ctx context.Context, q explain.Query, f *explai
 	outcomes := e.agent.Outcomes.View()
 	rules := e.agent.Rules()
 	for _, p := range e.agent.Registry.Publications().View().All() {
+		for _, a := range p.Decision.Host {
+			f.HostPorts = append(f.HostPorts, port.Slot{Protocol: p.Protocol, Port: a.Port()})
+		}
 		if p.Port != q.Port {
 			if similar(p.Port, q.Port) && len(f.Similar) < similarMax && !slices.Contains(f.Similar, p.Slot()) {
 				f.Similar = append(f.Similar, p.Slot())

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
@@ -21,13 +22,14 @@ import (
 	"github.com/fairlead/fairlead/internal/table"
 )
 
-// Agent is what a diagnosis reads of an agent. Outcomes and Rules are needed by
-// Explainer only.
+// Agent is what a diagnosis reads of an agent. Outcomes, Rules and Forwards are needed
+// by Explainer only.
 type Agent struct {
 	Registry  *registry.Registry
 	Outcomes  *table.Table[port.Key, reconcile.Outcomes]
 	Rules     func() *rules.Set
-	RulesFile string // the file to add a rule to
+	RulesFile string          // the file to add a rule to
+	Forwards  *forwards.Store // the run-time rules
 	Sockets   *own.Sockets
 	Observer  *observer.Observer
 

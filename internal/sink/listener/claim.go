@@ -4,7 +4,6 @@ package listener
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -133,7 +132,7 @@ func (s *Sink) assignOnce(g *group, was map[netip.Addr]*placeholder, now time.Ti
 		c, by := all[i], all[v.Winner]
 		switch {
 		case v.Conflict:
-			s.set(c, port.Conflict, c.at, fmt.Sprintf("%s is held by %s", by.at, asked[v.Winner]))
+			s.set(c, port.Conflict, c.at, claims.Held(by.at, asked[v.Winner].String()))
 		case by == c:
 			winners[c.at.Addr()] = c
 		default:

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -130,7 +131,7 @@ func (s *Sink) occupied(h *placeholder, now time.Time) bool {
 	}
 	h.busy = true
 	s.retryIn(h, now, conflictMax)
-	s.report(h, port.Conflict, h.at, fmt.Sprintf("%s is held by %s", h.at, by))
+	s.report(h, port.Conflict, h.at, claims.Held(h.at, by))
 	return true
 }
 

@@ -5,7 +5,6 @@
 package peer
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -160,7 +159,7 @@ func (b *Book) Decide(slot port.Slot) map[netip.Addr]port.Key {
 		c, by := all[i], all[v.Winner]
 		switch {
 		case v.Conflict:
-			b.Report(c, port.Conflict, fmt.Sprintf("%s is held by %s", by.Host, asked[v.Winner]))
+			b.Report(c, port.Conflict, claims.Held(by.Host, asked[v.Winner].String()))
 		case by == c:
 			winners[c.Host.Addr()] = c.Key
 		default:

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// changing serves the run-time rules of an agent or a host on a control socket that the
+// commands use.
+func changing(t *testing.T, host bool) *forwards.Store {
+	t.Helper()
+	dir := t.TempDir()
+	l, err := status.ListenControl(filepath.Join(dir, "c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	log := slog.New(slog.DiscardHandler)
+	store := forwards.NewStore(filepath.Join(dir, "forwards.yaml"), rules.Empty(rules.Loopback()), host, log, func(*rules.Set) {})
+	s := status.NewServer(status.Options{Provider: guest{empty: true}, Forwards: store, Demands: func(string, port.Demand) string { return "it is absent" }, Logger: log})
+	go func() { done <- s.Serve(ctx, l, true) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	t.Setenv("FAIRLEAD_CLIENT_CONTROL", filepath.Join(dir, "c"))
+	return store
+}
+
+// typed runs a command line of a shell in which single quotes alone are special.
+func typed(t *testing.T, line string) {
+	t.Helper()
+	var args []string
+	for i, part := range strings.Split(line, "'") {
+		if i%2 == 1 {
+			args = append(args, part)
+		} else {
+			args = append(args, strings.Fields(part)...)
+		}
+	}
+	if out, stderr, code := execute(t, args[1:]...); code != exitOK || strings.Contains(out, "Nothing to change") {
+		t.Errorf("%s: exit %d: %s%s", line, code, out, stderr)
+	}
+}
+
+// lost is a port that lost an address of the host, of a guest on a host.
+func lost(guest, at, reason string, demands ...string) explain.Publication {
+	a := netip.MustParseAddrPort(at)
+	p := explain.Publication{Guest: guest, Publication: port.Publication{
+		Key:   port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()},
+		Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}, Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}},
+	}}
+	for _, d := range demands {
+		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: d}})
+	}
+	p.Outcomes = []explain.Outcome{{Sink: "host", State: port.Conflict, Reason: reason}}
+	return p
+}
+
+var inBackquotes = regexp.MustCompile("`(fairlead [^`]*)`")
+
+// The commands that explain names are accepted, and do what it says: the port that has no host
+// address gets another host port, and no other port does.
+func TestRemediesWork(t *testing.T) {
+	const inUse = "is in use by another process"
+	for _, tt := range []struct {
+		name   string
+		before []string // commands
+		guests []string // of a host
+		port   explain.Publication
+		others []explain.Publication // that keep theirs
+	}{
+		{name: "a port near the end", port: lost("", "0.0.0.0:60000", inUse)},
+		{name: "the last port", port: lost("", "0.0.0.0:65535", inUse)},
+		{name: "a forward", before: []string{"forward add 8080 --to 9000"}, port: lost("", "0.0.0.0:8080", inUse)},
+		{name: "a forward to the number that would be next", before: []string{"forward add 80 --to 18080"}, port: lost("", "0.0.0.0:8080", inUse)},
+		{name: "an allowed port", before: []string{"allow 8080"}, port: lost("", "0.0.0.0:8080", inUse)},
+		{name: "by name", before: []string{"forward add db:5432"}, port: lost("", "172.17.0.2:5432", "is held by tcp 0.0.0.0:5432", "db:5432/tcp"),
+			others: []explain.Publication{lost("", "0.0.0.0:5432", "")}},
+		{name: "by name, to a port", before: []string{"forward add db:5432 --to 15432"}, port: lost("", "172.17.0.2:5432", inUse, "db:5432/tcp")},
+		{name: "by two names", before: []string{"forward add db:5432", "forward add shop/db:5432 --to 6000"}, port: lost("", "172.17.0.2:5432", inUse, "shop/db:5432/tcp", "db:5432/tcp")},
+		{name: "one guest", guests: []string{"a"}, port: lost("a", "0.0.0.0:8080", inUse)},
+		{name: "one guest with a forward of its own", guests: []string{"a"}, before: []string{"forward add 8080 --guest a"}, port: lost("a", "0.0.0.0:8080", inUse)},
+		{name: "two guests", guests: []string{"a", "vsock://3:1023"}, port: lost("vsock://3:1023", "0.0.0.0:8080", `is held by tcp 0.0.0.0:8080 of guest "a"`),
+			others: []explain.Publication{lost("a", "0.0.0.0:8080", "")}},
+		{name: "two guests and a forward", guests: []string{"a", "b"}, before: []string{"forward add 8080 --to 9000"}, port: lost("b", "0.0.0.0:8080", `is held by tcp 0.0.0.0:8080 of guest "a"`),
+			others: []explain.Publication{lost("a", "0.0.0.0:8080", "")}},
+		{name: "two guests and forwards of both", guests: []string{"a", "b"}, before: []string{"forward add 8080 --to 9000", "forward add 8080 --to 9000 --guest b"}, port: lost("b", "0.0.0.0:8080", inUse),
+			others: []explain.Publication{lost("a", "0.0.0.0:8080", "")}},
+		{name: "two guests, by name", guests: []string{"a", "b"}, before: []string{"forward add db:5432"}, port: lost("b", "172.17.0.2:5432", inUse, "db:5432/tcp"),
+			others: []explain.Publication{lost("a", "172.17.0.2:5432", "", "db:5432/tcp"), lost("b", "0.0.0.0:5432", "")}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			host := len(tt.guests) > 0
+			commands := func(store *forwards.Store) []string {
+				for _, c := range tt.before {
+					typed(t, "fairlead "+c)
+				}
+				p := tt.port
+				f := explain.Facts{Query: explain.Query{Port: p.Port}, Host: host, Runtime: listed(t, store), ForwardsFile: store.Path()}
+				for _, g := range tt.guests {
+					f.Sources = append(f.Sources, explain.Source{Name: g, State: "live"})
+				}
+				p.Decision = decision(t, store, host, p)
+				at := p.Decision.Host[0]
+				p.Outcomes[0].HostAddress, p.Outcomes[0].Reason = at, at.String()+" "+p.Outcomes[0].Reason
+				f.Publications = append([]explain.Publication{p}, tt.others...)
+				var list []string
+				for _, m := range inBackquotes.FindAllStringSubmatch(explain.Evaluate(f).Next, -1) {
+					list = append(list, m[1])
+				}
+				return list
+			}
+			isNext := func(c string) bool { return strings.Contains(c, "--on-conflict next") }
+			// With a number, and on a host with the next free one.
+			store := changing(t, host)
+			list := commands(store)
+			if slices.ContainsFunc(list, isNext) != host || len(list) == 0 {
+				t.Fatalf("commands %q", list)
+			}
+			before := hostPorts(t, store, host, append([]explain.Publication{tt.port}, tt.others...))
+			for _, c := range list {
+				if !isNext(c) {
+					typed(t, c)
+				}
+			}
+			after := hostPorts(t, store, host, append([]explain.Publication{tt.port}, tt.others...))
+			if slices.Contains(before, after[0]) || !slices.Equal(before[1:], after[1:]) {
+				t.Errorf("%q: host ports were %v and are %v", list, before, after)
+			}
+			if !host {
+				return
+			}
+			store = changing(t, host)
+			for _, c := range commands(store) {
+				if isNext(c) || !strings.Contains(c, "forward add") {
+					typed(t, c)
+				}
+			}
+			if d := decision(t, store, host, tt.port); d.OnConflict != port.OnConflictNext {
+				t.Errorf("%q: %+v", list, d)
+			}
+		})
+	}
+}
+
+// What closes a port at run time is undone by the command that explain names.
+func TestUndoingWorks(t *testing.T) {
+	for _, c := range []string{"deny 8080", "forward pause 8080", "forward pause --owner 'no*'", "forward pause --all", "deny 8080 --guest b", "forward pause --all --guest b", "forward pause db:8080 --guest b"} {
+		t.Run(c, func(t *testing.T) {
+			host := strings.Contains(c, "--guest")
+			store := changing(t, host)
+			typed(t, "fairlead "+c)
+			p := lost("b", "0.0.0.0:8080", "", "db:8080/tcp")
+			f := explain.Facts{Query: explain.Query{Port: 8080}, Host: host, Runtime: listed(t, store), ForwardsFile: store.Path()}
+			if d := decision(t, store, host, p); host {
+				p.Decision.Allow = true
+				p.Outcomes[0].State, p.Outcomes[0].Reason = port.Denied, d.Reason
+			} else {
+				p.Decision = d
+			}
+			f.Publications = []explain.Publication{p}
+			list := inBackquotes.FindAllStringSubmatch(explain.Evaluate(f).Next, -1)
+			if len(list) != 1 {
+				t.Fatalf("%q", list)
+			}
+			typed(t, list[0][1])
+			if d := decision(t, store, host, p); !d.Allow {
+				t.Errorf("%s: %+v", list[0][1], d)
+			}
+		})
+	}
+}
+
+// A port that is denied by default is allowed by the command that explain names.
+func TestAllowingWorks(t *testing.T) {
+	store := changing(t, false)
+	p := lost("", "0.0.0.0:5353", "")
+	p.Protocol = port.UDP
+	p.Decision = decision(t, store, false, p)
+	r := explain.Evaluate(explain.Facts{Query: explain.Query{Port: 5353}, ForwardsFile: store.Path(), Publications: []explain.Publication{p}})
+	list := inBackquotes.FindAllStringSubmatch(r.Next, -1)
+	if r.Verdict != explain.VerdictWellKnown || len(list) != 1 {
+		t.Fatalf("%+v", r)
+	}
+	typed(t, list[0][1])
+	if d := decision(t, store, false, p); !d.Allow {
+		t.Errorf("%+v", d)
+	}
+}
+
+func listed(t *testing.T, store *forwards.Store) []rules.Rule {
+	t.Helper()
+	list, err := store.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// decision is what the rules of the store decide about a port.
+func decision(t *testing.T, store *forwards.Store, host bool, p explain.Publication) port.Decision {
+	t.Helper()
+	set, err := rules.Empty(rules.Loopback()).WithRuntime(listed(t, store))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Decision = port.Decision{}
+	if !host {
+		return set.Decide(p.Publication)
+	}
+	return set.Host(p.Guest, p.Publication, []netip.AddrPort{netip.AddrPortFrom(port.Loopback(p.Address), p.Port)})
+}
+
+func hostPorts(t *testing.T, store *forwards.Store, host bool, list []explain.Publication) (ports []uint16) {
+	t.Helper()
+	for _, p := range list {
+		ports = append(ports, decision(t, store, host, p).Host[0].Port())
+	}
+	return ports
+}
