@@ -295,15 +295,56 @@ func TestLsForScripts(t *testing.T) {
 	}
 }
 
-// A file of the host peer is named as what it is, not by its unknown keys.
-func TestRulesTestOfAHostFile(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "host.yaml")
-	if err := os.WriteFile(file, []byte("connect: vsock://3:1023\nbind: all\n"), 0o600); err != nil {
-		t.Fatal(err)
+// A configuration of the host is tested as one, and of which guest it must be said where that
+// matters. A file that is neither says why.
+func TestRulesTestTakesAFileOfTheHost(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"host.yaml":  "connect: [dev=vsock://3:1, build=vsock://4:1]\nrules: [{match: {guest: dev, ports: 80}, action: deny}]\n",
+		"agent.yaml": "rules: [{match: {ports: 80}, action: deny}]\n",
+		"typo.yaml":  "holdDwon: 1s\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	_, stderr, code := execute(t, "rules", "test", "80", "--config", file)
-	if want := "fairlead: " + file + " is a file of the host peer: want one of the agent\n"; code != exitError || stderr != want {
-		t.Errorf("exit %d, %q, want %q", code, stderr, want)
+	for _, tt := range []struct {
+		file, args, out, stderr string
+		code                    int
+	}{
+		{"host.yaml", "80 --guest dev", "tcp 0.0.0.0:80 of guest dev: denied by host rule 1", "", exitOK},
+		{"host.yaml", "80 --guest build", "tcp 0.0.0.0:80 of guest build: allowed on the host at 127.0.0.1:80 (host default)", "", exitOK},
+		{"host.yaml", "81", "tcp 0.0.0.0:81: allowed on the host at 127.0.0.1:81 (host default)", "", exitOK},
+		{"host.yaml", "80", "", "give one with --guest: dev or build", exitError},
+		{"host.yaml", "80 --guest x", "", "no such guest: want dev or build", exitError},
+		{"agent.yaml", "80", "tcp 0.0.0.0:80: denied by rule 1", "", exitOK},
+		{"typo.yaml", "80", "", `unknown key "holdDwon"`, exitError},
+	} {
+		args := append([]string{"rules", "test", "--config", filepath.Join(dir, tt.file)}, strings.Fields(tt.args)...)
+		out, stderr, code := execute(t, args...)
+		if code != tt.code || !strings.Contains(out, tt.out) || !strings.Contains(stderr, tt.stderr) || (tt.stderr == "") != (stderr == "") {
+			t.Errorf("%s %s: exit %d: %s%s", tt.file, tt.args, code, out, stderr)
+		}
+	}
+}
+
+// Where nobody runs, the rules are those of the one configuration that is there.
+func TestRulesTestOfNobodyWhoRuns(t *testing.T) {
+	dir := t.TempDir()
+	agent, host := filepath.Join(dir, "agent.yaml"), filepath.Join(dir, "host.yaml")
+	check := func(goos string, want bool) {
+		t.Helper()
+		if got := ofHost(goos, agent, host); got != want {
+			t.Errorf("%s: host %v", goos, got)
+		}
+	}
+	check("linux", false)
+	check("windows", true)
+	for _, path := range []string{host, agent} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		check("linux", path == host)
 	}
 }
 

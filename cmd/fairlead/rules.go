@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"text/tabwriter"
 
@@ -28,16 +30,16 @@ func newRules() *cobra.Command {
 }
 
 func newRulesTest() *cobra.Command {
-	var file, control, address, source, kind string
+	var file, control, address, source, kind, guest string
 	var owner port.Owner
 	var out output
 	c := &cobra.Command{
 		Use:   "test PORT[/tcp|/udp]",
 		Short: "Print which rule decides about a port, and how",
 		Long: "Print which rule decides about a port, and how.\n\n" +
-			"The rules are those that the running agent uses, or those of --config FILE. The port\n" +
-			"need not exist.",
-		Example: "  fairlead rules test 9229\n  fairlead rules test 53/udp --owner container --name dns",
+			"The rules are those that the running agent or host uses, or those of --config FILE. The\n" +
+			"port need not exist. On a host the guest is taken to ask for it as an agent without rules does.",
+		Example: "  fairlead rules test 9229\n  fairlead rules test 53/udp --owner container --name dns\n  fairlead rules test 8080 --guest dev",
 		Args:    oneArg("a port such as 8080 or 53/udp"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
@@ -56,7 +58,7 @@ func newRulesTest() *cobra.Command {
 			}
 			v, err := testRules(c, file, control, status.RuleQuery{
 				Key:    port.Key{Protocol: slot.Protocol, Address: addr.Unmap(), Port: slot.Port},
-				Source: source, Owner: owner,
+				Source: source, Owner: owner, Guest: guest,
 			})
 			if err != nil {
 				return err
@@ -65,8 +67,9 @@ func newRulesTest() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&file, "config", "", "test the rules of this file instead of those of the running agent")
-	f.StringVar(&control, "control", "", "control socket of the agent to ask (default: $"+config.ClientControl+", else "+config.DefaultAgent().Control+")")
+	f.StringVar(&file, "config", "", "test the rules of this file instead of those of the running agent or host")
+	controlFlag(c, &control)
+	f.StringVar(&guest, "guest", "", "on a host: the guest that has the port")
 	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port")
 	f.StringVar(&source, "source", "socket", "source that reports it: "+strings.Join(rules.Sources(), ", "))
 	f.StringVar(&kind, "owner", "process", "kind of its owner: container, service, process or unknown")
@@ -78,32 +81,61 @@ func newRulesTest() *cobra.Command {
 	return c
 }
 
-// testRules asks the running agent, or reads a configuration if one is given or no
-// agent runs.
+// testRules asks the running agent or host, or reads a configuration if one is given or
+// neither runs.
 func testRules(c *cobra.Command, file, control string, q status.RuleQuery) (status.RuleVerdict, error) {
 	if file == "" {
-		path := cmp.Or(control, os.Getenv(config.ClientControl), config.DefaultAgent().Control)
-		v, err := status.NewClient(path).TestRules(c.Context(), q)
+		v, err := client(control).TestRules(c.Context(), q)
 		if control != "" || !errors.Is(err, status.ErrNotRunning) {
 			return v, err
 		}
 	}
-	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
-	if err != nil {
-		if _, other := loadRules(file, true); file != "" && other == nil {
-			err = fmt.Errorf("%s is a file of the host peer: want one of the agent", file)
+	host := q.Guest != "" || file == "" && ofHost(runtime.GOOS, config.DefaultAgentFile, config.DefaultHostFile())
+	if !host {
+		cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
+		if err == nil {
+			noteConfig(c, file, "agent", cfg.File())
+			return q.Decide(cfg.Rules)
 		}
+		if _, other := loadRules(file, true); file == "" || other != nil && filepath.Base(file) != filepath.Base(config.DefaultHostFile()) {
+			return status.RuleVerdict{}, err
+		}
+	}
+	cfg, err := config.LoadHost(file, nil, os.LookupEnv)
+	if err != nil {
 		return status.RuleVerdict{}, err
 	}
-	if file == "" {
-		_, _ = fmt.Fprintf(c.ErrOrStderr(), "fairlead: no agent is running; these are the rules of %s\n", cmp.Or(cfg.File(), "the defaults"))
+	noteConfig(c, file, "host", cfg.File())
+	var guests []status.Peer
+	for _, g := range cfg.Peers() {
+		guests = append(guests, status.Peer{Guest: g.ID(), Endpoint: g.Endpoint.String()})
 	}
-	return q.Decide(cfg.Rules), nil
+	return q.DecideHost(cfg.Rules, guests)
+}
+
+// ofHost reports whether a machine of a system without a running fairlead is a host: it can be
+// nothing else, or has a configuration of a host alone.
+func ofHost(goos, agentFile, hostFile string) bool {
+	has := func(path string) bool {
+		_, err := os.Stat(path)
+		return path != "" && err == nil
+	}
+	return goos != "linux" || has(hostFile) && !has(agentFile)
+}
+
+// noteConfig says whose rules are tested if nobody who runs was asked.
+func noteConfig(c *cobra.Command, given, role, file string) {
+	if given == "" {
+		_, _ = fmt.Fprintf(c.ErrOrStderr(), "fairlead: neither agent nor host is running; these are the rules of %s (%s)\n", cmp.Or(file, "the defaults"), role)
+	}
 }
 
 func writeVerdict(w io.Writer, v status.RuleVerdict, asJSON bool) error {
 	if asJSON {
 		return newEncoder(w).Encode(versioned(v))
+	}
+	if v.Guest != "" {
+		v.Publication += " of guest " + status.Quote(v.Guest)
 	}
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	for _, s := range v.Steps {

@@ -56,8 +56,9 @@ type Daemon struct {
 	wss     *wss.Server // nil if no agent may dial
 
 	forwards *forwards.Store
-	names    *route.Router  // nil if names are not served
-	runs     *remote.Server // nil if no guest may have programs run
+	rules    atomic.Pointer[rules.Set] // in effect
+	names    *route.Router             // nil if names are not served
+	runs     *remote.Server            // nil if no guest may have programs run
 
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
 }
@@ -142,7 +143,11 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	if err != nil {
 		return nil, err
 	}
-	d.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, true, log, func(set *rules.Set) { d.host.SetPolicy(set) })
+	d.rules.Store(cfg.Rules)
+	d.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, true, log, func(set *rules.Set) {
+		d.rules.Store(set)
+		d.host.SetPolicy(set)
+	})
 	d.names = d.router()
 	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names, d.forwards}
 	d.ports = p
@@ -157,7 +162,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		GuestLevel: func(ctx context.Context, guest string, r loglevel.Request) error {
 			return d.host.SetLogLevel(ctx, guest, r.Level, r.Components, r.Lasts)
 		},
-		Peers: p.peers, Forwards: d.forwards, Demands: d.host.DemandReason, Settings: d.settings, Trace: tracer, Names: p.report,
+		Peers: p.peers, Rules: d.rules.Load, Forwards: d.forwards, Demands: d.host.DemandReason, Settings: d.settings, Trace: tracer, Names: p.report,
 		Firewall: d.askFirewall,
 	})
 	return d, nil

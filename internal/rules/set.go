@@ -550,6 +550,32 @@ func (s *Set) Explain(p port.Publication) []Step {
 	return append(steps, Step{defaultAllow, true, winner == nil && by == "", "allow"})
 }
 
+// ExplainHost is Host, with how each rule applies, as in Explain.
+func (s *Set) ExplainHost(guest string, p port.Publication, asked []netip.AddrPort) (port.Decision, []Step) {
+	d := s.Host(guest, p, slices.Clone(asked))
+	if p.Owner.Held != nil {
+		p, _ = asHeld(&p)
+	}
+	var steps []Step
+	for _, list := range [][]rule{s.rules, s.runtime} {
+		for i := range list {
+			r := &list[i]
+			step := r.explain(&p, false, d.Rule == r.hostTitle)
+			step.Rule = r.hostTitle
+			switch {
+			case step.Matched && r.Match.Guest != "" && !glob(r.Match.Guest, guest):
+				step.Matched, step.Why = false, fmt.Sprintf("guest is %q, not %q", guest, r.Match.Guest)
+			case step.Matched && r.Exposes():
+				step.Why = fmt.Sprintf("open to other machines at %s, where a rule allows it, until %s", r.HostAddress, r.Until.UTC().Format("2006-01-02 15:04:05 UTC"))
+			case step.Decides && !step.Matched:
+				step.Why = d.Reason // for another owner
+			}
+			steps = append(steps, step)
+		}
+	}
+	return d, append(steps, Step{hostDefault, true, d.Rule == hostDefault, "allow"})
+}
+
 func (r *rule) explain(p *port.Publication, isHeld, decides bool) Step {
 	f := r.mismatch(p)
 	step := Step{Rule: r.title, Matched: f == fieldNone, Decides: decides}

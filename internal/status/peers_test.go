@@ -103,8 +103,71 @@ func TestRulesOfARunningAgent(t *testing.T) {
 		if agent && (err != nil || v.Allow || v.Rule != "rule 1 (no-debug)") {
 			t.Errorf("%+v, %v", v, err)
 		}
-		if !agent && (err == nil || !strings.Contains(err.Error(), "host peer")) {
-			t.Errorf("of a host: %v", err)
+		if !agent && (err == nil || !strings.Contains(err.Error(), "a host peer of an older version")) {
+			t.Errorf("of an old host: %v", err)
+		}
+	}
+}
+
+// A host's rules are tested for one of its guests, which must be named where it matters.
+func TestRulesOfARunningHost(t *testing.T) {
+	list, err := rules.Parse("host.yaml", []byte(`rules: [{match: {guest: "vsock://3:1", ports: 9000}, action: deny}, {match: {ports: 22}, action: deny}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := rules.New(rules.Loopback(), list.Rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	added, err := rules.Parse("forwards.yaml", []byte("rules: [{name: deny 8080/tcp, match: {protocol: tcp, ports: 8080}, action: deny}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if set, err = set.WithRuntime(added.Rules); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "s")
+	control, err := ListenControl(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := NewServer(Options{
+		Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler), Role: "host", Rules: func() *rules.Set { return set },
+		Peers: func() []Peer {
+			return []Peer{{Guest: "dev", Endpoint: "vsock://4:1"}, {Guest: "vsock://3:1", Endpoint: "vsock://3:1", Name: "build"}}
+		},
+	})
+	run(t, func(ctx context.Context) { _ = server.Serve(ctx, control, true) })
+	for _, tt := range []struct {
+		port  uint16
+		guest string
+		want  string // the rule that decides, of which guest, or the error
+	}{
+		{8080, "", "host runtime rule 1 (deny 8080/tcp) "},
+		{22, "", "host rule 2 "},
+		{9001, "", "host default "},
+		{9000, "", "the rules depend on the guest: give one with --guest: dev or build"},
+		{9000, "dev", "host default dev"},
+		{9000, "build", "host rule 1 vsock://3:1"},
+		{9000, "vsock://3:1", "host rule 1 vsock://3:1"},
+		{9000, "x", `--guest "x": this host has no such guest: want dev or build`},
+	} {
+		v, err := NewClient(path).TestRules(t.Context(), RuleQuery{Key: published(tt.port, Owner{}).Key(), Source: "socket", Guest: tt.guest})
+		got := v.Rule + " " + v.Guest
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%d of guest %q: %q, want %q", tt.port, tt.guest, got, tt.want)
+		}
+		decides := 0
+		for _, s := range v.Steps {
+			if s.Decides {
+				decides++
+			}
+		}
+		if err == nil && decides != 1 {
+			t.Errorf("%d of guest %q: %d steps decide: %+v", tt.port, tt.guest, decides, v.Steps)
 		}
 	}
 }

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 // RuleQuery describes a port that may not exist.
@@ -18,11 +20,13 @@ type RuleQuery struct {
 	Key    port.Key   `json:"key"`
 	Source string     `json:"source"`
 	Owner  port.Owner `json:"owner"`
+	Guest  string     `json:"guest,omitempty"` // on a host: whose port it is, as `ls` shows it or as rules match it
 }
 
 // RuleVerdict is what rules decide about a port: the output of "rules test -o json".
 type RuleVerdict struct {
 	Publication string       `json:"publication"`
+	Guest       string       `json:"guest,omitempty"` // on a host, where the rules name guests: as rules match it
 	Allow       bool         `json:"allow"`
 	Rule        string       `json:"rule"`
 	Reason      string       `json:"reason"`
@@ -31,11 +35,57 @@ type RuleVerdict struct {
 	Warnings    []string     `json:"warnings,omitempty"` // labels of the owner without effect
 }
 
-// Decide applies the rules to the port.
-func (q RuleQuery) Decide(set *rules.Set) RuleVerdict {
-	p := port.Publication{Key: q.Key, Owner: q.Owner, Origins: []port.OriginInfo{{Origin: port.Origin{Source: q.Source}}}}
-	d := set.Decide(p)
-	v := RuleVerdict{Publication: p.String(), Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: set.Explain(p), Warnings: d.Warnings()}
+func (q RuleQuery) publication() port.Publication {
+	return port.Publication{Key: q.Key, Owner: q.Owner, Origins: []port.OriginInfo{{Origin: port.Origin{Source: q.Source}}}}
+}
+
+// Decide applies the rules of an agent to the port.
+func (q RuleQuery) Decide(set *rules.Set) (RuleVerdict, error) {
+	if q.Guest != "" {
+		return RuleVerdict{}, errors.New("an agent has no guests: run this on the host, or without --guest")
+	}
+	p := q.publication()
+	return verdict(p, set.Decide(p), set.Explain(p)), nil
+}
+
+// DecideHost applies the rules of a host with these guests to the port, for which the guest
+// asks as an agent without rules does. The guest may be left out where it does not matter.
+func (q RuleQuery) DecideHost(set *rules.Set, guests []Peer) (RuleVerdict, error) {
+	p, names := q.publication(), GuestNames(guests)
+	asked := p
+	asked.Origins = []port.OriginInfo{{Origin: port.Origin{Source: port.SourceDemand}}} // no default denies that
+	host := rules.Empty(rules.Loopback()).Decide(asked).Host
+	var list []RuleVerdict
+	var titles []string
+	for _, g := range guests {
+		titles = append(titles, names[g.id()])
+		if q.Guest == "" || q.Guest == g.id() || q.Guest == names[g.id()] {
+			d, steps := set.ExplainHost(g.id(), p, host)
+			v := verdict(p, d, steps)
+			v.Guest = g.id()
+			list = append(list, v)
+		}
+	}
+	switch {
+	case len(guests) == 0 && q.Guest == "":
+		d, steps := set.ExplainHost("", p, host)
+		return verdict(p, d, steps), nil
+	case len(list) == 0:
+		return RuleVerdict{}, fmt.Errorf("--guest %q: this host has no such guest: want %s", q.Guest, yamltree.OneOf(titles))
+	case len(list) == 1:
+		return list[0], nil
+	}
+	for _, v := range list[1:] {
+		if v.Allow != list[0].Allow || v.Reason != list[0].Reason || !slices.Equal(v.Host, list[0].Host) || !slices.Equal(v.Steps, list[0].Steps) {
+			return RuleVerdict{}, fmt.Errorf("the rules depend on the guest: give one with --guest: %s", yamltree.OneOf(titles))
+		}
+	}
+	list[0].Guest = ""
+	return list[0], nil
+}
+
+func verdict(p port.Publication, d port.Decision, steps []rules.Step) RuleVerdict {
+	v := RuleVerdict{Publication: p.String(), Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: steps, Warnings: d.Warnings()}
 	for _, a := range d.Host {
 		v.Host = append(v.Host, a.String())
 	}
@@ -49,17 +99,26 @@ func (s *Server) testRules(w http.ResponseWriter, r *http.Request) {
 		text(w, http.StatusBadRequest, err.Error())
 		return
 	}
+	decide := q.Decide
+	if s.o.Role == "host" {
+		decide = func(set *rules.Set) (RuleVerdict, error) { return q.DecideHost(set, s.peers()) }
+	}
+	v, err := decide(s.o.Rules())
+	if err != nil {
+		text(w, http.StatusConflict, err.Error())
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(q.Decide(s.o.Rules()))
+	_ = json.NewEncoder(w).Encode(v)
 }
 
 // maxRuleQuery is more than an owner's labels have, in bytes.
 const maxRuleQuery = 64 << 10
 
-// ErrNoRules is returned by a process that has no agent's rules: a host peer.
-var ErrNoRules = errors.New("a host peer answers here, and this command tests the rules of agents: run it in the guest, or give --config FILE")
+// ErrNoRules is returned by a process that tests no rules: a host peer of an older version.
+var ErrNoRules = errors.New("a host peer of an older version answers here, and tests no rules: update it, run this in the guest, or give --config FILE")
 
-// TestRules asks an agent what its current rules decide about a port.
+// TestRules asks an agent or a host what its current rules decide about a port.
 func (c *Client) TestRules(ctx context.Context, q RuleQuery) (RuleVerdict, error) {
 	v, err := ask[RuleVerdict](ctx, c, http.MethodPost, "/v1/rules", q, 0)
 	if errors.Is(err, errNotFound) {

@@ -209,7 +209,7 @@ func TestDocumentedTranscriptsOfContainers(t *testing.T) {
 	r.wantState("tcp 0.0.0.0:8081", "active")
 	r.wantState("tcp 0.0.0.0:9000", "denied")
 	r.wantState("tcp 127.0.0.1:5000", "conflict")
-	r.documented(8, tried{"tried with containers", r.agentCtl}, tried{"tried with containers, on the host", r.hostCtl})
+	r.documented(9, tried{"tried with containers", r.agentCtl}, tried{"tried with containers, on the host", r.hostCtl})
 }
 
 // typed runs a command line as a person would, and adds its exit code if it is not 0.
