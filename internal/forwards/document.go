@@ -33,7 +33,9 @@ func Parse(path string, data []byte) ([]rules.Rule, error) {
 	return d.rules, err
 }
 
+// parse reads a file without its byte order mark, which the next edit leaves out.
 func parse(path, text string) (document, error) {
+	text = strings.TrimPrefix(text, yamltree.ByteOrderMark)
 	d := document{path: path, text: text}
 	root, err := yamltree.Parse(path, []byte(text))
 	if err != nil || root.IsNull() {

@@ -479,3 +479,21 @@ func TestDemandIsRefused(t *testing.T) {
 	f.refuse(demandOf(Remove, "gone:80", 0), "nothing was added for gone:80/tcp")
 	f.refuse(demandOf(Resume, "web:80", 0), "web:80/tcp is not paused")
 }
+
+// A file that an editor of Windows saved can be changed, and keeps all that is in it.
+func TestFileWithByteOrderMark(t *testing.T) {
+	for _, text := range []string{"", "rules:\r\n", "# mine\r\nrules:\r\n  - {name: mine, match: {ports: 22}, action: deny}\r\n"} {
+		f := newFixture(t, configOfTest)
+		f.write("\ufeff" + text)
+		f.do(Request{Op: Deny, Protocol: port.TCP, Port: 8080})
+		f.do(Request{Op: Add, Protocol: port.TCP, Port: 80, To: 8081})
+		f.do(Request{Op: Allow, Protocol: port.TCP, Port: 8080})
+		list, err := f.List()
+		if err != nil || list[len(list)-1].Name != "forward 80/tcp" || len(list) != 1+strings.Count(text, "mine,") || strings.Count(f.text(), "# mine") != strings.Count(text, "# mine") {
+			t.Errorf("%q becomes %q: %v", text, f.text(), err)
+		}
+	}
+	f := newFixture(t, configOfTest)
+	f.write("\xff\xfer\x00u\x00")
+	f.refuse(Request{Op: Deny, Protocol: port.TCP, Port: 8080}, "UTF-16")
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 // Whatever a file contains, a change is refused or keeps all of its rules and lines, and
@@ -16,6 +17,7 @@ import (
 func FuzzEdit(f *testing.F) {
 	for _, text := range []string{
 		"", "rules:", "rules: []\n", byHand, "rules:\r\n- action: deny\r\n", "# c\nrules:\n    - {action: deny}\n    # d\n",
+		"\ufeffrules:\n- action: deny\n", "\ufeff",
 		"rules:\n- name: 'a\n\n    # b'\n  action: deny\n", "rules:\n- name: |\n    x\n  action: deny", "---\nrules:\n- action: deny\n...\n", "rules :\n- action: deny",
 	} {
 		f.Add(text)
@@ -30,6 +32,7 @@ func FuzzEdit(f *testing.F) {
 		if err != nil || d.index("forward 8080/tcp") >= 0 || d.index("allow 8080/tcp") >= 0 {
 			return
 		}
+		text = strings.TrimPrefix(text, yamltree.ByteOrderMark)
 		next, _, added, err := forward(8080, 18080).change(d, time.Now(), permitted)
 		if err != nil {
 			return

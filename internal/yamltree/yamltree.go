@@ -6,6 +6,7 @@
 package yamltree
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,6 +22,9 @@ import (
 
 // MaxSize is the size of the largest document that is read, in bytes.
 const MaxSize = 256 << 10
+
+// ByteOrderMark may be at the beginning of a document, where editors of Windows put it.
+const ByteOrderMark = "\ufeff"
 
 // Error is a mistake in one value.
 type Error struct {
@@ -57,6 +61,11 @@ func Parse(file string, data []byte) (Node, error) {
 	if len(data) > MaxSize {
 		return n, n.Errorf("%d bytes: want at most %d", len(data), MaxSize)
 	}
+	if isUTF16(data) {
+		return n, n.Errorf("UTF-16 text: want UTF-8: save it as that, in PowerShell with `Set-Content -Encoding utf8` in place of >")
+	}
+	data = bytes.TrimPrefix(data, []byte(ByteOrderMark))
+	data = bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n")) // the parser counts the line after a comment twice
 	f, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		return n, syntaxError(n, err)
@@ -73,6 +82,15 @@ func Parse(file string, data []byte) (Node, error) {
 	}
 	n.locate(n.node)
 	return n, nil
+}
+
+// isUTF16 reports whether data begins as a text in UTF-16, with or without a byte order mark.
+func isUTF16(data []byte) bool {
+	if len(data) < 2 {
+		return false
+	}
+	a, b := data[0], data[1]
+	return a == 0xff && b == 0xfe || a == 0xfe && b == 0xff || (a == 0) != (b == 0)
 }
 
 func syntaxError(n Node, err error) error {

@@ -123,3 +123,46 @@ func FuzzParse(f *testing.F) {
 		walk(root)
 	})
 }
+
+// Editors of Windows put a byte order mark at the beginning of a file: it is no part of the
+// first key, and positions remain those that editors show.
+func TestByteOrderMark(t *testing.T) {
+	n, err := Parse("f.yaml", []byte(ByteOrderMark+"a: 1\r\nb: 2\r\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := n.Map("a", "zzz")
+	if want := "f.yaml:2:1: unknown key \"b\" (did you mean \"a\"?)"; err == nil || err.Error() != want || len(entries) != 1 || entries[0].Where() != "f.yaml:1:4" {
+		t.Errorf("%+v, %v, want %s", entries, err, want)
+	}
+	for _, text := range []string{ByteOrderMark, ByteOrderMark + "# nothing\n"} {
+		if n, err := Parse("f.yaml", []byte(text)); err != nil || !n.IsNull() {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// Lines are counted as editors do, whatever ends them.
+func TestLinesThatEndWithCRLF(t *testing.T) {
+	n, err := Parse("f.yaml", []byte("# head\r\n\r\na: 1 # one\r\n# two\r\nb: |\r\n  x\r\n  y\r\nc: 3\r\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := n.Map("a", "b", "c")
+	if err != nil || entries[0].Line() != 3 || entries[1].Line() != 5 || entries[2].Line() != 8 {
+		t.Errorf("%+v, %v", entries, err)
+	}
+	if s, err := entries[1].Text(); err != nil || s != "x\ny\n" {
+		t.Errorf("%q, %v", s, err)
+	}
+}
+
+// What PowerShell 5.1 writes with > is refused as what it is.
+func TestUTF16(t *testing.T) {
+	const want = "f.yaml: UTF-16 text: want UTF-8"
+	for _, text := range []string{"\xff\xfea\x00:\x00", "\xfe\xff\x00a\x00:", "a\x00:\x00 \x001\x00", "\x00a\x00:", "\xff\xfe"} {
+		if _, err := Parse("f.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "utf8") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
