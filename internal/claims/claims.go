@@ -15,9 +15,11 @@
 //  2. the guest that came first (a host may follow several),
 //  3. what the guest publishes before what is only kept (see Claim.Kept),
 //  4. what asks for the port before what was given it instead of another one,
-//  5. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
-//  6. the publication's key,
-//  7. the host address.
+//  5. what somebody asked for at this host port before what has it for its own number (see
+//     Claim.Asked),
+//  6. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
+//  7. the publication's key,
+//  8. the host address.
 //
 // A claim is refused if it overlaps one of another server that was accepted
 // before it. So the order in which claims arrive never matters.
@@ -72,14 +74,24 @@ type Claim struct {
 	// Moved says that the host port is instead of another one, which was in use.
 	Moved bool
 
+	// Asked says that a rule gives the publication this host port in place of its own number,
+	// or that the publication is there because somebody asked for it by name.
+	Asked bool
+
 	// Yields says that a label of the owner asks for the host port: it is nobody's right.
 	Yields bool
 }
 
 // Of returns the claim of p to one host address.
 func Of(p *port.Publication, host netip.AddrPort) Claim {
-	return Claim{Key: p.Key, Owner: p.Owner, Rule: p.Rule, Host: host, Yields: p.Decision.Yields}
+	return Claim{
+		Key: p.Key, Owner: p.Owner, Rule: p.Rule, Host: host, Yields: p.Decision.Yields,
+		Asked: Asked(p.Key, host, slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand })),
+	}
 }
+
+// Asked returns that of a claim, for a publication that somebody asked for by name or not.
+func Asked(k port.Key, host netip.AddrPort, byName bool) bool { return byName || k.Port != host.Port() }
 
 // String names the publication, and its owner if it has a name.
 func (c Claim) String() string { return Name(c.Key, "", c.Owner) }
@@ -145,6 +157,7 @@ func compare(a, b *Claim) int {
 		cmp.Compare(a.Guest, b.Guest),
 		last(a.Kept, b.Kept),
 		last(a.Moved, b.Moved),
+		last(!a.Asked, !b.Asked),
 		cmp.Compare(precedence(a.Key.Address), precedence(b.Key.Address)),
 		a.Key.Compare(b.Key),
 		a.Host.Compare(b.Host),

@@ -32,6 +32,9 @@ func of(guest int, c Claim) Claim   { c.Guest = guest; return c }
 func by(rule uint64, c Claim) Claim { c.Rule = rule; return c }
 func unavailable(c Claim) Claim     { c.Unavailable = true; return c }
 func kept(c Claim) Claim            { c.Kept = true; return c }
+func asked(c Claim) Claim           { c.Asked = Asked(c.Key, c.Host, false); return c }
+func byName(c Claim) Claim          { c.Asked = Asked(c.Key, c.Host, true); return c }
+func moved(c Claim) Claim           { c.Moved = true; return c }
 func udp(c Claim) Claim             { c.Key.Protocol = port.UDP; return c }
 
 // show writes verdicts as "+" for a winner, "=N" for a claim that N serves and
@@ -124,6 +127,28 @@ func TestDecide(t *testing.T) {
 		{"not where another server is in between", []Claim{
 			claim(lo, web, lo), by(1, claim("127.0.0.1:79", none, "10.9.9.9:80")), claim("0.0.0.0:80", web, "0.0.0.0:80"),
 		}, []string{"+", "+", "!1"}},
+		{"a rule that names the host port, whatever the numbers", []Claim{
+			claim("0.0.0.0:80", none, lo), asked(claim("0.0.0.0:8080", none, lo)),
+			claim("127.0.0.1:9090", none, "127.0.0.1:9090"), asked(claim("10.0.0.1:8080", none, "127.0.0.1:9090")),
+		}, []string{"!1", "+", "!3", "+"}},
+		{"a rule that names the port itself changes no order", []Claim{
+			asked(claim("0.0.0.0:80", none, lo)), claim(lo, none, lo),
+		}, []string{"!1", "+"}},
+		{"two rules that name one host port", []Claim{
+			asked(claim("0.0.0.0:82", none, lo)), asked(claim("0.0.0.0:81", none, lo)), claim(lo, none, lo),
+		}, []string{"!1", "+", "!1"}},
+		{"two rules that exchange ports", []Claim{
+			asked(claim("0.0.0.0:80", none, "127.0.0.1:81")), asked(claim("0.0.0.0:81", none, lo)),
+		}, []string{"+", "+"}},
+		{"by name", []Claim{
+			claim("0.0.0.0:80", nginx, lo), byName(claim("172.17.0.2:80", owner, lo)),
+		}, []string{"!1", "+"}},
+		{"another guest that came first keeps what it has", []Claim{
+			of(1, asked(claim("0.0.0.0:8080", none, lo))), claim("0.0.0.0:80", none, lo),
+		}, []string{"!1", "+"}},
+		{"what was moved has no right by that", []Claim{
+			asked(moved(claim("0.0.0.0:79", none, lo))), claim("10.0.0.1:80", none, lo),
+		}, []string{"!1", "+"}},
 		{"the guest that came first keeps what it has", []Claim{
 			of(1, claim(lo, web, lo)), of(0, claim("10.0.0.1:80", web, lo)), of(0, claim("10.0.0.2:80", web, lo)),
 		}, []string{"!1", "+", "=1"}},
@@ -160,6 +185,9 @@ func random(rng *rand.Rand) []Claim {
 		if len(pub)%2 == 0 { // a rule of two publications
 			c.Rule = 7
 		}
+		// What was asked for by name, moved or kept is so of a publication, at all its addresses.
+		c.Asked = Asked(c.Key, c.Host, len(from)%3 == 0)
+		c.Moved, c.Kept = c.Asked && from[0] == '[', guest == 1 && from[0] == '1'
 		out = append(out, c)
 	}
 	return out

@@ -559,7 +559,8 @@ func (g *guest) put(p wire.Publication) {
 		g.h.changed[pub] = struct{}{}
 	}
 	g.text += p.TextBytes() - pub.wire.TextBytes()
-	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule || pub.wire.Wish() != p.Wish()
+	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule || pub.wire.Wish() != p.Wish() ||
+		(len(pub.wire.Demands) > 0) != (len(p.Demands) > 0)
 	pub.wire = p
 	if again {
 		g.h.touch(pub)

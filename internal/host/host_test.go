@@ -498,6 +498,55 @@ func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
 	}
 }
 
+// Somebody asked for exactly this host port: by a rule that names it, or by the name of a
+// container. So that one gets it, in whatever order they come and whatever the numbers.
+func TestWhatWasAskedForPrecedesPlainPorts(t *testing.T) {
+	p := ports.Free(t)
+	plain, forwarded, container := key(port.TCP, any4, p), key(port.TCP, any4, p-1), key(port.TCP, lan, p)
+	higher := key(port.TCP, any4, p+1)
+	byName := pub(container)
+	byName.Demands = []string{fmt.Sprintf("db:%d/tcp", p)}
+	toPlain := func(k port.Key) wire.Publication {
+		w := pub(k)
+		w.Host = []netip.AddrPort{at(lo4, p)}
+		return w
+	}
+	for name, w := range map[string]wire.Publication{"lower": toPlain(forwarded), "higher": toPlain(higher), "by name": byName} {
+		for _, first := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, first), func(t *testing.T) {
+				a := newAgent(t, "vm")
+				order := []wire.Publication{w, pub(plain)}
+				if !first {
+					slices.Reverse(order)
+				}
+				a.begins(snapshot(1, order[0]))
+				_, stop := start(t, Options{}, a)
+				defer stop()
+				a.wants(order[0].Key, port.Active)
+				a.say(put(1, order[1]))
+				a.wants(w.Key, port.Active)
+				if o := a.wants(plain, port.Conflict); !strings.Contains(o.Reason, "is held by "+w.Key.String()) {
+					t.Errorf("reason = %q", o.Reason)
+				}
+				a.say(removed(2, w.Key))
+				a.wants(plain, port.Active)
+			})
+		}
+	}
+	// Asking by name for what is there already is enough.
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1, pub(plain), pub(container)))
+	start(t, Options{}, a)
+	a.wants(plain, port.Active)
+	a.wants(container, port.Conflict)
+	a.say(put(1, byName))
+	a.wants(container, port.Active)
+	a.wants(plain, port.Conflict)
+	a.say(put(2, pub(container)))
+	a.wants(plain, port.Active)
+	a.wants(container, port.Conflict)
+}
+
 // A NAT rule for two own addresses makes two publications without an owner.
 func TestOneRuleIsNoConflictWithItself(t *testing.T) {
 	p := ports.Free(t)

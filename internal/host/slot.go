@@ -284,6 +284,7 @@ func (g *group) asked(all []*claim) []claims.Claim {
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
 			Moved: c.pub.instead(c.addr.Port()) != "",
+			Asked: claims.Asked(c.key, c.addr, len(w.Demands) > 0),
 			// A rule of this host that gives the port another number is its own word.
 			Yields: w.Wish().Yields && slices.ContainsFunc(w.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
 		})

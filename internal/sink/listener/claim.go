@@ -121,8 +121,11 @@ func (s *Sink) unavailable(c *claim) bool {
 func (s *Sink) assignOnce(g *group, was map[netip.Addr]*placeholder, now time.Time) {
 	all := slices.Collect(maps.Keys(g.claims))
 	asked := make([]claims.Claim, 0, len(all))
+	// Nobody can take from a server of the guest what it has here.
+	itself := slices.ContainsFunc(all, func(c *claim) bool { return servedBy(&c.pub, c.at) != notServed })
 	for _, c := range all {
 		a := claims.Of(&c.pub, c.at)
+		a.Asked = a.Asked && !itself
 		a.Unavailable = s.unavailable(c)
 		asked = append(asked, a)
 	}

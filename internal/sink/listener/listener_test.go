@@ -481,6 +481,30 @@ func TestTwoPublicationsForOneAddress(t *testing.T) {
 	})
 }
 
+// What somebody asked for at a host port precedes what has it for its number, unless a server
+// of the guest has it: nobody can take it from that.
+func TestWhatWasAskedForPrecedesPlainPorts(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		plain, forwarded := nat("0.0.0.0:80", "10.0.0.1:80"), nat("0.0.0.0:8080", "10.0.0.2:80")
+		forwarded.Decision.Host = []netip.AddrPort{ap("127.0.0.1:80")}
+		g.put(plain)
+		g.wait(time.Second)
+		g.put(forwarded)
+		g.wantOutcome("what was asked for", forwarded, "active 127.0.0.1:80")
+		g.wantOutcome("the plain one", plain, "conflict 127.0.0.1:80 127.0.0.1:80 is held by tcp 0.0.0.0:8080")
+		g.drop(forwarded)
+		g.wantOutcome("alone", plain, "active 127.0.0.1:80")
+	})
+	run(t, Options{}, func(g *rig) {
+		server, forwarded := socket(nat("0.0.0.0:80"), "", "127.0.0.1:80"), nat("0.0.0.0:8080", "10.0.0.2:80")
+		forwarded.Decision.Host = []netip.AddrPort{ap("127.0.0.1:80")}
+		g.put(server, forwarded)
+		g.wait(time.Second)
+		g.wantOutcome("a server", server, "active 127.0.0.1:80")
+		g.wantOutcome("what was asked for", forwarded, "conflict 127.0.0.1:80 127.0.0.1:80 is held by tcp 0.0.0.0:80")
+	})
+}
+
 // owned gives publications an owner.
 func owned(o port.Owner, ps ...port.Publication) []port.Publication {
 	for i := range ps {
