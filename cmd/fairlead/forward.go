@@ -163,8 +163,8 @@ func writeChange(w io.Writer, v status.ForwardChange) error {
 	for _, name := range v.Added {
 		line := "Added: " + status.Quote(name)
 		for _, r := range v.Rules {
-			if r.Name == name && r.Action == "allow" && r.State == port.Pending.String() {
-				line += " (pending: " + status.Quote(cmp.Or(r.Reason, "it is being opened")) + ")"
+			if r.Name == name {
+				line += inParentheses(r)
 			}
 		}
 		lines = append(lines, line)
@@ -172,8 +172,31 @@ func writeChange(w io.Writer, v status.ForwardChange) error {
 	if len(lines) == 0 {
 		lines = append(lines, "Nothing to change.")
 	}
+	if v.Note != "" {
+		lines = append(lines, status.Quote(v.Note))
+	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err
+}
+
+// inParentheses is what is to be known of a rule that was added: its state, unless it has the
+// effect that is asked for, and what is not as asked for.
+func inParentheses(r status.ForwardRule) string {
+	var list []string
+	switch {
+	case r.Action == "deny":
+		list = append(list, r.Reason)
+	case r.Action != "allow" || r.State == "" || r.State == port.Active.String():
+	case strings.HasPrefix(r.Reason, r.State+" "): // "denied by rule 1"
+		list = append(list, r.Reason)
+	default:
+		list = append(list, r.State+": "+cmp.Or(r.Reason, "it is being opened"))
+	}
+	list = slices.DeleteFunc(append(list, r.Note), func(s string) bool { return s == "" })
+	if len(list) == 0 {
+		return ""
+	}
+	return " (" + status.Quote(strings.Join(list, "; ")) + ")"
 }
 
 func newForwardLs() *cobra.Command {
@@ -220,6 +243,7 @@ func writeForwards(w io.Writer, v status.Forwards) error {
 		if !r.Until.IsZero() && r.State != port.Active.String() {
 			r.Reason = strings.TrimPrefix(r.Reason+"; ends at "+r.Until.Format("2006-01-02 15:04:05 UTC"), "; ")
 		}
+		r.Reason = strings.TrimSuffix(strings.TrimPrefix(r.Reason+"; "+r.Note, "; "), "; ")
 		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", status.Quote(cmp.Or(r.Name, fmt.Sprintf("rule %d", i+1))), hostPort,
 			cmp.Or(r.State, "-"), cmp.Or(strings.Join(at, ", "), "-"), status.Quote(cmp.Or(r.Reason, "-")))
 	}

@@ -237,3 +237,8 @@ func (h HostAddress) Overlaps(o HostAddress) bool {
 func (m *Match) Names(guest string, protocol port.Protocol, n uint16) bool {
 	return (m.Guest == "" || glob(m.Guest, guest)) && (m.Protocol == 0 || m.Protocol == protocol) && m.hasPort(n)
 }
+
+// Matches reports whether all fields match a publication of a guest, whose owner is known.
+func (m *Match) Matches(guest string, p *port.Publication) bool {
+	return m.Names(guest, p.Protocol, p.Port) && m.hasAddress(p) && m.hasSource(p) && (m.Demand.IsZero() || p.Demanded(m.Demand)) && m.MatchesOwner(p.Owner)
+}

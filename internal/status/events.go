@@ -222,7 +222,7 @@ func (s *stream) sendRules() error {
 	if known {
 		return nil
 	}
-	f, err := forwardsOf(s.forwards, nil)
+	f, err := forwardsOf(s.forwards, nil, nil)
 	readable := err == nil // else the reload of the configuration reports it, and this is tried again
 	if !readable {
 		return nil

@@ -102,7 +102,7 @@ func (t term) match(p Publication) bool {
 	case "node":
 		return has(p.Node)
 	case "guest":
-		return has(p.Guest)
+		return has(p.Guest, p.GuestName)
 	}
-	return has(slices.Concat(owner, addresses, sources, []string{p.Key().Slot().String(), p.shownState(), p.Guest, p.Node, p.Reason})...)
+	return has(slices.Concat(owner, addresses, sources, []string{p.Key().Slot().String(), p.shownState(), p.Guest, p.GuestName, p.Node, p.Reason})...)
 }

@@ -36,19 +36,20 @@ type ForwardRule struct {
 	Demand        string           `json:"demand,omitempty"` // the port of a container or Service that it asks for, see port.Demand
 	Until         time.Time        `json:"until,omitzero"`   // of a rule that exposes: its end
 	State         string           `json:"state"`            // of the ports that it names: the best; "denied" for one that denies; "" if it names none
-	Reason        string           `json:"reason"`           // of the state
+	Reason        string           `json:"reason"`           // of the state; of one that denies: why it closes nothing
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
+	Ports         int              `json:"ports"`          // how many it names now, open or not
+	Note          string           `json:"note,omitempty"` // what is not as the rule asks for, though the state is good, and who decides
 	// Undo is the request that undoes the rule; nil of one that was written by hand.
 	Undo *forwards.Request `json:"undo,omitempty"`
 }
-
-// notServed is the reason of a rule that allows a port that does not exist yet.
-const notServed = "nothing in the guest serves it yet"
 
 // ForwardChange is the result of a change, and the rules that are in effect then.
 type ForwardChange struct {
 	forwards.Result
 	Forwards
+	// Note is what a change that added no rule leaves closed, and why; empty for nothing.
+	Note string `json:"note,omitempty"`
 	// Open is, after a port was exposed, at which addresses of this system other machines
 	// may reach it; empty if nothing serves it.
 	Open []netip.AddrPort `json:"open,omitempty"`
@@ -94,16 +95,23 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		text(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	result, err := s.o.Forwards.Do(q)
+	q, err := s.ofGuest(q)
+	var result forwards.Result
+	if err == nil {
+		result, err = s.o.Forwards.Do(q)
+	}
 	if err != nil {
-		text(w, http.StatusConflict, strings.ReplaceAll(err.Error(), "\n", "; "))
+		text(w, http.StatusConflict, strings.ReplaceAll(s.hint(q, err).Error(), "\n", "; "))
 		return
 	}
-	switch {
-	case q.Op == forwards.Expose:
+	switch q.Op {
+	case forwards.Expose:
 		s.awaitExposed(r.Context(), q)
-	case q.Op == forwards.Add && q.Demand != "":
-		s.awaitDemand(r.Context())
+	case forwards.Add, forwards.Allow, forwards.Resume:
+		if q.Demand != "" {
+			s.awaitDemand(r.Context())
+		}
+		s.awaitOpened(r.Context(), q)
 	}
 	f, err := s.forwards()
 	if err != nil {
@@ -111,10 +119,9 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	change := ForwardChange{Result: result, Forwards: f}
+	change := ForwardChange{Result: result, Forwards: f, Note: s.leftClosed(q, result)}
 	if q.Op == forwards.Expose {
-		match := rules.Match{Protocol: q.Protocol, Ports: []rules.PortRange{{First: q.Port, Last: q.Port}}, Guest: q.Guest}
-		change.Open, change.Always = openTo(s.o.Provider.List().Publications, match, localAddresses())
+		change.Open, change.Always = openTo(s.o.Provider.List().Publications, matchOf(q), localAddresses())
 		if r.URL.Query().Has("firewall") {
 			change.Firewall = s.firewall(r.Context(), q, slices.Concat(change.Open, change.Always))
 		}
@@ -122,23 +129,38 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(change)
 }
 
-// forwards returns the rules, with the state of the ports that they name.
-func (s *Server) forwards() (Forwards, error) {
-	f, err := forwardsOf(s.o.Forwards, s.o.Provider.List().Publications)
-	for i := range f.Rules {
-		s.explainDemand(&f.Rules[i])
+// matchOf returns what a request about a port selects.
+func matchOf(q forwards.Request) rules.Match {
+	m := rules.Match{Protocol: q.Protocol, Guest: q.Guest}
+	n := q.Port
+	if d, err := port.ParseDemand(q.Demand); err == nil {
+		m.Protocol, m.Demand, n = d.Protocol, d, d.Port
 	}
-	return f, err
+	if n != 0 {
+		m.Ports = []rules.PortRange{{First: n, Last: n}}
+	}
+	return m
 }
 
-func forwardsOf(store *forwards.Store, ports []Publication) (Forwards, error) {
+// forwards returns the rules, with the state of the ports that they name.
+func (s *Server) forwards() (Forwards, error) {
+	ports, guests := s.o.Provider.List().Publications, s.guests()
+	return forwardsOf(s.o.Forwards, ports, func(f *ForwardRule, r rules.Rule) { s.explainRule(f, r, ports, guests) })
+}
+
+// forwardsOf describes the rules of a store. Explain completes each; nil leaves that out.
+func forwardsOf(store *forwards.Store, ports []Publication, explain func(*ForwardRule, rules.Rule)) (Forwards, error) {
 	f := Forwards{Generation: store.Generation(), File: store.Path(), Rules: []ForwardRule{}}
 	list, err := store.List()
 	if err != nil {
 		return Forwards{}, err
 	}
 	for _, r := range list {
-		f.Rules = append(f.Rules, describeRule(r, ports))
+		one := describeRule(r, ports)
+		if explain != nil {
+			explain(&one, r)
+		}
+		f.Rules = append(f.Rules, one)
 	}
 	return f, nil
 }
@@ -152,53 +174,49 @@ func (s *Server) firewall(ctx context.Context, q forwards.Request, open []netip.
 	return s.o.Firewall(ctx, q.Protocol, open[0], time.Duration(q.Seconds)*time.Second)
 }
 
-// explainDemand sets why what a rule asks for by name is not there.
-func (s *Server) explainDemand(f *ForwardRule) {
-	d, err := port.ParseDemand(f.Demand)
-	if err != nil || f.State != port.Pending.String() || f.Reason != notServed {
-		return
-	}
-	f.Reason = notFoundYet
-	if s.o.Demands != nil {
-		if why := s.o.Demands(f.Guest, d); why != "" {
-			f.Reason = why
+// awaitTime is how long a change may take to have its effect: an agent or host applies rules
+// soon after it got them, and may be unable to open a port.
+const awaitTime = time.Second
+
+// await waits until a change has its effect, or for a while.
+func await(ctx context.Context, done func() bool) {
+	for deadline := time.Now().Add(awaitTime); time.Now().Before(deadline); {
+		if done() || schedule.Sleep(ctx, awaitTime/50) != nil {
+			return
 		}
 	}
 }
 
-// notFoundYet is the reason of a rule that asks for a port by name, before anybody looked.
-const notFoundYet = "it is being looked for"
-
-// exposedWithin is how long a host may take to open what was exposed.
-const exposedWithin = time.Second
-
-// awaitExposed waits until the ports of a request are opened by its rule, or for a while: the
-// host applies rules soon after it got them, and may be unable to open these ports.
+// awaitExposed waits until the ports of a request are opened by its rule.
 func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 	list, err := s.o.Forwards.List()
 	i := slices.IndexFunc(list, func(r rules.Rule) bool { return r.Exposes() && r.Match.Names(q.Guest, q.Protocol, q.Port) })
 	if err != nil || i < 0 {
 		return
 	}
-	for deadline := time.Now().Add(exposedWithin); time.Now().Before(deadline); {
-		waiting := slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
+	await(ctx, func() bool {
+		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
 			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && p.Waits == "" && (!p.exposed() || !p.ExposedUntil.Equal(list[i].Until))
 		})
-		if !waiting || schedule.Sleep(ctx, exposedWithin/50) != nil {
-			return
-		}
-	}
+	})
 }
 
-// awaitDemand waits until what is asked for by name was looked for, or for a while.
+// awaitDemand waits until what is asked for by name was looked for.
 func (s *Server) awaitDemand(ctx context.Context) {
-	looking := func(f ForwardRule) bool { return f.Reason == notFoundYet }
-	for deadline := time.Now().Add(exposedWithin); time.Now().Before(deadline); {
+	await(ctx, func() bool {
 		f, err := s.forwards()
-		if err != nil || !slices.ContainsFunc(f.Rules, looking) || schedule.Sleep(ctx, exposedWithin/50) != nil {
-			return
-		}
-	}
+		return err != nil || !slices.ContainsFunc(f.Rules, func(f ForwardRule) bool { return f.Reason == notFoundYet })
+	})
+}
+
+// awaitOpened waits until the ports of a request that opens them are not closed any more.
+func (s *Server) awaitOpened(ctx context.Context, q forwards.Request) {
+	match := matchOf(q)
+	await(ctx, func() bool {
+		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
+			return !p.Unpublished && p.named(&match) && (p.State == port.Denied || p.State == port.Pending && p.Reason == "")
+		})
+	})
 }
 
 // openTo returns where other machines can reach the ports that a rule names, on a system
@@ -247,60 +265,6 @@ func localAddresses() (list []netip.Addr) {
 		}
 	}
 	return list
-}
-
-// describeRule describes a rule and the ports that it is about.
-func describeRule(r rules.Rule, ports []Publication) ForwardRule {
-	f := ForwardRule{
-		Name: r.Name, Action: "allow", HostPort: r.HostPort.String(), HostAddress: r.HostAddress.String(), Guest: r.Match.Guest,
-		HostAddresses: []netip.AddrPort{}, Demand: r.Match.Demand.String(),
-	}
-	if q, ok := forwards.Undo(r); ok {
-		f.Undo = &q
-	}
-	if r.Deny {
-		f.Action, f.State = "deny", port.Denied.String()
-		return f
-	}
-	if r.Exposes() {
-		f.Action, f.Until = "expose", r.Until
-	}
-	if len(r.Match.Ports) == 0 {
-		return f
-	}
-	f.State, f.Reason = port.Pending.String(), notServed
-	found := false
-	var best port.State
-	for _, p := range ports {
-		if p.Waits != "" || !r.Match.Names(p.Guest, p.Protocol, p.Port) || !r.Match.Demand.IsZero() && !p.asked(r.Match.Demand) {
-			continue
-		}
-		if !found || p.State > best {
-			found, best = true, p.State
-			f.State, f.Reason = p.shownState(), p.Reason
-			if r.Exposes() {
-				f.State, f.Reason = exposure(p)
-			}
-		}
-		for _, a := range p.HostAddresses {
-			if !slices.Contains(f.HostAddresses, a) {
-				f.HostAddresses = append(f.HostAddresses, a)
-			}
-		}
-	}
-	return f
-}
-
-// exposure returns the state and reason of a port that is to be exposed: those of the
-// addresses that other machines reach, if one of these cannot be opened.
-func exposure(p Publication) (state, reason string) {
-	for _, o := range p.Outcomes {
-		at, err := netip.ParseAddrPort(o.HostAddress)
-		if err == nil && !at.Addr().IsLoopback() && o.State != port.Active {
-			return o.State.String(), o.Reason
-		}
-	}
-	return p.shownState(), p.Reason
 }
 
 // Forwards returns the rules that were added at run time.

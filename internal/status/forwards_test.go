@@ -164,7 +164,7 @@ func TestDescribeDemand(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := describeRule(file.Rules[0], ports)
-		if s.explainDemand(&f); f.State != want[0] || f.Reason != want[1] || f.Demand != name+":80/tcp" {
+		if s.explainRule(&f, file.Rules[0], ports, nil); f.State != want[0] || f.Reason != want[1] || f.Demand != name+":80/tcp" {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}

@@ -114,7 +114,8 @@ func TestLevelsOfComponents(t *testing.T) {
 
 func TestLevelOfAGuest(t *testing.T) {
 	var got string
-	s := NewServer(Options{Logger: slog.New(slog.DiscardHandler), GuestLevel: func(_ context.Context, guest string, r loglevel.Request) error {
+	peers := []Peer{{Guest: vmID, Endpoint: vmID, Name: "vm"}}
+	s := NewServer(Options{Role: "host", Peers: func() []Peer { return peers }, Logger: slog.New(slog.DiscardHandler), GuestLevel: func(_ context.Context, guest string, r loglevel.Request) error {
 		got = guest + r.Level + r.Lasts.String()
 		if guest == "away" {
 			return errors.New("not\nconnected")
@@ -135,6 +136,9 @@ func TestLevelOfAGuest(t *testing.T) {
 	}
 	if code, _ := serve(s, http.MethodPut, "/v1/guestlevel", `{"guest":"away","level":"debug","lasts":60000000000}`); code != http.StatusConflict || got != "awaydebug1m0s" {
 		t.Errorf("%d, %s", code, got)
+	}
+	if code, _ := serve(s, http.MethodPut, "/v1/guestlevel", `{"guest":"vm","level":"debug","lasts":60000000000}`); code != http.StatusOK || got != vmID+"debug1m0s" {
+		t.Errorf("by the name that is shown: %d, %s", code, got)
 	}
 }
 

@@ -76,10 +76,29 @@ func TestForwardsAtRunTime(t *testing.T) {
 	open(18080)
 	run(r.hostCtl, "forward", "add", "8080", "--to", "28080")
 	open(28080)
+	says := func(want, control string, args ...string) {
+		t.Helper()
+		if out := run(control, args...); !strings.Contains(out, want) {
+			t.Errorf("%q: %s, want %q", args, out, want)
+		}
+	}
+	says("closes nothing now: nothing in the guest serves it yet; 28080 is the host port of guest port 8080/tcp: `fairlead deny 8080/tcp`", r.hostCtl, "deny", "28080")
+	run(r.hostCtl, "allow", "28080")
 	run(r.hostCtl, "deny", "8080")
 	open()
 	restart()
 	open()
+	r.eventually("the host knows the port", func() error {
+		if out := run(r.hostCtl, "ls", "--filter", "state=denied"); !strings.Contains(out, "8080/tcp") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	run(r.hostCtl, "forward", "pause", "--all")
+	says("8080/tcp remains closed: denied by host runtime rule 1 (pause all)", r.hostCtl, "allow", "8080")
+	says("8080/tcp remains closed", r.hostCtl, "allow", "8080")
+	run(r.hostCtl, "deny", "8080")
+	run(r.hostCtl, "forward", "resume", "--all")
 	run(r.hostCtl, "allow", "8080")
 	open(28080)
 	run(r.agentCtl, "forward", "pause", "--all")

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/status"
+)
+
+// A change says what of it has no effect, and why.
+func TestWriteChange(t *testing.T) {
+	for want, r := range map[string]status.ForwardRule{
+		"Added: x\n": {Action: "allow", State: "active", Reason: "instead of host port 1"},
+		"Added: x (pending: it is being opened)\n":   {Action: "allow", State: "pending"},
+		"Added: x (conflict: taken)\n":               {Action: "allow", State: "conflict", Reason: "taken"},
+		"Added: x (denied by rule 1; elsewhere)\n":   {Action: "allow", State: "denied", Reason: "denied by rule 1", Note: "elsewhere"},
+		"Added: x (1 of 2 ports remain closed: y)\n": {Action: "allow", State: "active", Note: "1 of 2 ports remain closed: y"},
+		"Added: x (closes nothing now: y)\n":         {Action: "deny", State: "denied", Reason: "closes nothing now: y"},
+	} {
+		r.Name = "x"
+		v := status.ForwardChange{Result: forwards.Result{Added: []string{"x"}}, Forwards: status.Forwards{Rules: []status.ForwardRule{{Name: "y", Action: "deny", Reason: "not it"}, r}}}
+		var out strings.Builder
+		if err := writeChange(&out, v); err != nil || out.String() != want {
+			t.Errorf("%q, %v; want %q", out.String(), err, want)
+		}
+	}
+	for want, v := range map[string]status.ForwardChange{
+		"Nothing to change.\n":            {},
+		"Nothing to change.\nstays\n":     {Note: "stays"},
+		"Removed: deny 8080/tcp\nstays\n": {Result: forwards.Result{Removed: []string{"deny 8080/tcp"}}, Note: "stays"},
+	} {
+		var out strings.Builder
+		if err := writeChange(&out, v); err != nil || out.String() != want {
+			t.Errorf("%q, %v; want %q", out.String(), err, want)
+		}
+	}
+}
+
+// The table has what is not as asked for beside the reason.
+func TestForwardLsShowsNotes(t *testing.T) {
+	var out strings.Builder
+	err := writeForwards(&out, status.Forwards{Rules: []status.ForwardRule{
+		{Name: "a", Action: "allow", State: "active", Note: "note"}, {Name: "b", Action: "allow", State: "denied", Reason: "reason", Note: "note"}, {Name: "c", Action: "deny", State: "denied"},
+	}})
+	for _, want := range []string{"  note\n", "  reason; note\n", "  -\n"} {
+		if err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%v\n%s lacks %q", err, out.String(), want)
+		}
+	}
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/port"
+)
+
+// hostOf is a host's server with two guests and their ports. One guest has no name in the
+// configuration and reports "vm"; the other is configured and not connected.
+type hostOf struct {
+	*Server
+	ports []Publication
+}
+
+func (h *hostOf) List() List                                       { return List{Publications: h.ports} }
+func (h *hostOf) Sources() []Source                                { return nil }
+func (h *hostOf) Changes(context.Context, func(Delta) error) error { return errors.ErrUnsupported }
+
+const vmID = "vsock://3:1023"
+
+func newHostOf(t *testing.T, ports ...Publication) *hostOf {
+	t.Helper()
+	h := &hostOf{ports: ports}
+	peers := []Peer{{State: PeerConnected, Guest: vmID, Endpoint: vmID, Name: "vm"}, {State: PeerAway, Guest: "build", Endpoint: "vsock://4:1023"}}
+	h.Server = NewServer(Options{Provider: h, Role: "host", Forwards: noForwards(t), Peers: func() []Peer { return peers }})
+	for i := range h.ports {
+		h.ports[i].GuestName = GuestNames(peers)[h.ports[i].Guest]
+	}
+	return h
+}
+
+// do makes a change as a request over the control socket does, and returns the rule that it
+// added, if it added one.
+func (h *hostOf) do(t *testing.T, q forwards.Request) (ForwardRule, ForwardChange, error) {
+	t.Helper()
+	q, err := h.ofGuest(q)
+	if err != nil {
+		return ForwardRule{}, ForwardChange{}, err
+	}
+	done, err := h.o.Forwards.Do(q)
+	if err != nil {
+		return ForwardRule{}, ForwardChange{}, h.hint(q, err)
+	}
+	f, err := h.forwards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := ForwardChange{Result: done, Forwards: f, Note: h.leftClosed(q, done)}
+	for _, r := range f.Rules {
+		if len(done.Added) > 0 && r.Name == done.Added[0] {
+			return r, v, nil
+		}
+	}
+	return ForwardRule{}, v, nil
+}
+
+func open(n, at uint16) Publication {
+	return Publication{
+		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n, Guest: vmID, State: port.Active,
+		HostAddresses: []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at)},
+	}
+}
+
+func request8080(op forwards.Op, n uint16, guest string) forwards.Request {
+	q := forwards.Request{Op: op, Protocol: port.TCP, Port: n, Guest: guest}
+	if op == forwards.Expose {
+		q.Seconds = 60
+	}
+	return q
+}
+
+// The name by which a guest is shown selects it in changes and in filters.
+func TestShownNamesSelectGuests(t *testing.T) {
+	h := newHostOf(t, open(9229, 9229))
+	for _, guest := range []string{"vm", vmID} {
+		r, _, err := h.do(t, request8080(forwards.Deny, 9229, guest))
+		if err != nil || r.Guest != vmID || r.Ports != 1 || r.Reason != "" {
+			t.Errorf("deny --guest %s: %+v, %v", guest, r, err)
+		}
+		if _, v, err := h.do(t, request8080(forwards.Allow, 9229, "vm")); err != nil || len(v.Removed) != 1 {
+			t.Errorf("allow --guest vm: %+v, %v", v, err)
+		}
+	}
+	for text, want := range map[string]bool{"guest=vm": true, "guest=vsock": true, "vm": true, "guest=build": false} {
+		if f, err := ParseFilter([]string{text}); err != nil || f.Match(h.ports[0]) != want {
+			t.Errorf("--filter %s: %v, want %v", text, !want, want)
+		}
+	}
+}
+
+// A guest that a host does not have is refused, unless something is undone.
+func TestUnknownGuests(t *testing.T) {
+	h := newHostOf(t, open(8080, 8080))
+	for _, op := range []forwards.Op{forwards.Add, forwards.Deny, forwards.Allow, forwards.Pause} {
+		_, _, err := h.do(t, request8080(op, 8080, "biuld"))
+		if err == nil || err.Error() != `no guest is called "biuld" (did you mean "build"?): want vm or build` {
+			t.Errorf("%s: %v", op, err)
+		}
+		if list, _ := h.o.Forwards.List(); len(list) > 0 {
+			t.Errorf("%s: %+v", op, list)
+		}
+	}
+	if r, _, err := h.do(t, request8080(forwards.Deny, 8080, "b*")); err != nil || r.Reason != "closes nothing now: guest build is not connected" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r, _, err := h.do(t, request8080(forwards.Deny, 8080, "x*")); err != nil || r.Reason != `closes nothing now: no guest has a name like "x*": there is vm or build` {
+		t.Errorf("%+v, %v", r, err)
+	}
+	// The guest was known when these were added.
+	for _, q := range []forwards.Request{request8080(forwards.Deny, 1, "old"), request8080(forwards.Pause, 1, "old"), request8080(forwards.Add, 1, "old")} {
+		if _, err := h.o.Forwards.Do(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, op := range []forwards.Op{forwards.Allow, forwards.Resume, forwards.Remove} {
+		if _, v, err := h.do(t, request8080(op, 1, "old")); err != nil || len(v.Removed) != 1 {
+			t.Errorf("%s: %+v, %v", op, v, err)
+		}
+	}
+}
+
+// A rule that names no port says so, and why: the number may be that of the host port.
+func TestRulesWithoutPorts(t *testing.T) {
+	const hint = "18080 is the host port of guest port 8080/tcp"
+	h := newHostOf(t, open(8080, 18080))
+	for _, c := range []struct {
+		op            forwards.Op
+		port          uint16
+		guest, reason string
+	}{
+		{forwards.Deny, 8080, "", ""},
+		{forwards.Deny, 7070, "", "closes nothing now: " + notServed},
+		{forwards.Deny, 7070, "build", "closes nothing now: guest build is not connected"},
+		{forwards.Deny, 18080, "", "closes nothing now: " + notServed + "; " + hint + ": `fairlead deny 8080/tcp`"},
+		{forwards.Pause, 18080, "vm", "closes nothing now: " + notServed + "; " + hint + ": `fairlead forward pause 8080/tcp --guest '" + vmID + "'`"},
+		{forwards.Allow, 18081, "", notServed},
+		{forwards.Add, 18080, "", notServed + "; " + hint},
+		{forwards.Add, 7070, "build", "guest build is not connected"},
+	} {
+		r, _, err := h.do(t, request8080(c.op, c.port, c.guest))
+		if err != nil || r.Reason != c.reason || (r.Ports > 0) != (c.reason == "") {
+			t.Errorf("%s %d %s: %+v, %v", c.op, c.port, c.guest, r, err)
+		}
+	}
+	if r, _, err := h.do(t, forwards.Request{Op: forwards.Pause, Owner: "web"}); err != nil || r.Reason != "closes nothing now: no port matches yet" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if _, _, err := newHostOf(t, open(8080, 18080)).do(t, request8080(forwards.Resume, 18080, "")); err == nil || !strings.HasSuffix(err.Error(), "is not paused; "+hint) {
+		t.Errorf("%v", err)
+	}
+}
+
+// What stays closed after a change that is to open it is told, with what closes it.
+func TestWhatRemainsClosed(t *testing.T) {
+	closed := open(8080, 8080)
+	closed.State, closed.HostAddresses, closed.Reason = port.Denied, nil, "denied by host runtime rule 1 (pause all)"
+	h := newHostOf(t, closed)
+	r, _, err := h.do(t, request8080(forwards.Allow, 8080, ""))
+	if err != nil || r.State != "denied" || r.Reason != closed.Reason || r.Note != "" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	const remains = "8080/tcp remains closed: denied by host runtime rule 1 (pause all)"
+	if _, v, err := h.do(t, request8080(forwards.Allow, 8080, "")); err != nil || v.Note != remains {
+		t.Errorf("nothing to change: %+v, %v", v, err)
+	}
+	h.ports = append(h.ports, open(8080, 8080))
+	if f, err := h.forwards(); err != nil || f.Rules[0].Note != "1 of 2 ports remain closed: "+closed.Reason {
+		t.Errorf("%+v, %v", f, err)
+	}
+	closed.Unpublished, closed.Reason = true, "denied by rule 1"
+	h.ports = []Publication{closed}
+	if f, err := h.forwards(); err != nil || f.Rules[0].State != "denied" || f.Rules[0].Note != "the guest does not publish it: change that there" {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// A rule that was written by hand names the ports that all its fields match.
+func TestPortsOfRulesByHand(t *testing.T) {
+	web := open(8080, 8080)
+	web.Owner, web.Origins, web.Demands = Owner{Kind: port.OwnerContainer, Name: "web", Labels: map[string]string{"tier": "front"}}, []Origin{{Source: "docker"}}, []string{"web:8080/tcp"}
+	ports := []Publication{web, open(8080, 8081), DescribeWaiting(port.Demand{Slot: port.Slot{Protocol: port.TCP, Port: 8080}, Name: "db"}, "no", web.Since)}
+	for yaml, want := range map[string]int{
+		"match: {ports: 8080}": 2, "match: {owner: container}": 1, "match: {name: 'w*'}": 1, "match: {labels: {tier: front}}": 1, "match: {labels: {tier: back}}": 0,
+		"match: {source: docker}": 1, "match: {address: loopback}": 0, "match: {protocol: udp}": 0, "match: {guest: 'vsock:*'}": 2, "match: {guest: vm}": 0,
+		"match: {protocol: tcp, ports: 8080, demand: 'web:8080'}": 1,
+	} {
+		list, err := forwards.Parse("file", []byte("rules: [{"+yaml+", action: deny}]"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f := describeRule(list[0], ports); f.Ports != want {
+			t.Errorf("%s: %d ports, want %d", yaml, f.Ports, want)
+		}
+	}
+}
+
+// opensLater is a provider with a port that is closed until a time, for ever if it is zero.
+type opensLater struct {
+	hostOf
+	at time.Time
+}
+
+func (o *opensLater) List() List {
+	l := o.hostOf.List()
+	if !o.at.IsZero() && !time.Now().Before(o.at) {
+		l.Publications = []Publication{open(8080, 8080)}
+	}
+	return l
+}
+
+// The answer to a change that opens a port is given when the port is open, and after a second
+// if it remains closed. What the guest denies no host waits for.
+func TestAwaitOpened(t *testing.T) {
+	closed := open(8080, 8080)
+	closed.State = port.Denied
+	elsewhere := closed
+	elsewhere.Unpublished = true
+	for name, c := range map[string]struct {
+		port            Publication
+		after, from, to time.Duration
+	}{
+		"opened":       {closed, 200 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond},
+		"never opened": {closed, 0, time.Second, 2 * time.Second},
+		"the guest's":  {elsewhere, 0, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &opensLater{hostOf: hostOf{ports: []Publication{c.port}}}
+				if c.after > 0 {
+					o.at = time.Now().Add(c.after)
+				}
+				begun := time.Now()
+				(&Server{o: Options{Provider: o}}).awaitOpened(t.Context(), request8080(forwards.Allow, 8080, ""))
+				if took := time.Since(begun); took < c.from || took > c.to {
+					t.Errorf("took %s, want %s to %s", took, c.from, c.to)
+				}
+			})
+		})
+	}
+}
