@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/forwards"
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/rules"
 	runpolicy "github.com/fairlead/fairlead/internal/run/policy"
@@ -238,18 +237,11 @@ func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) err
 	if err != nil {
 		return err
 	}
-	for _, r := range slices.Concat(list, added) {
-		switch {
-		case guests && r.ProxyProtocol != port.ProxyProtocolNone:
-			return fmt.Errorf("rules: proxyProtocol %s: only an agent connects to servers: want it in a rule there", r.ProxyProtocol)
-		case guests:
-		case r.Match.Guest != "":
-			return fmt.Errorf("rules: guest %q: only rules of a host name guests", r.Match.Guest)
-		case r.OnConflict != port.OnConflictUnset:
-			return fmt.Errorf("rules: onConflict %s: only a host opens another port: want it in a rule there", r.OnConflict)
-		case r.Exposes():
-			return errors.New("rules: action expose: only a host opens ports to other machines: want it in a rule there")
-		}
+	if err := rules.CheckSide(guests, list); err != nil {
+		return err
+	}
+	if err := rules.CheckSide(guests, added); err != nil {
+		return fmt.Errorf("%s: %w", l.common.ForwardsFile, err)
 	}
 	set, err := rules.New(*expose, append(list, l.last...))
 	if err == nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -203,6 +204,29 @@ func TestRefusedRequests(t *testing.T) {
 	f.do(Request{Op: Add, Protocol: port.UDP, Port: 8080}) // another protocol
 	f.path = ""
 	f.refuse(tcp(Deny, 1), "forwardsFile")
+}
+
+// A file that the next start would refuse is not written to, whatever the change is.
+func TestRulesOfTheOtherSideAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		guests     bool
+		rule, want string
+	}{
+		{false, "{match: {guest: dev}, action: deny}", `forwards.yaml: rule 2: guest "dev": only rules of a host name guests`},
+		{false, "{action: allow, onConflict: next}", "rule 2: onConflict next: only a host opens another port"},
+		{false, "{action: expose, until: '" + time.Now().Add(time.Hour).UTC().Format(time.RFC3339) + "'}", "rule 2: action expose: only a host opens ports"},
+		{true, "{match: {protocol: tcp}, action: allow, proxyProtocol: v2}", "rule 2: proxyProtocol v2: only an agent connects to servers"},
+	} {
+		f := newFixture(t, configOfTest)
+		f.guests = c.guests
+		f.write("rules:\n- {match: {ports: 80}, action: deny}\n- " + c.rule + "\n")
+		f.refuse(tcp(Deny, 8080), c.want)
+		if f.set != f.base {
+			t.Errorf("%s: applied", c.rule)
+		}
+		f.guests = !c.guests
+		f.do(tcp(Deny, 8080))
+	}
 }
 
 // What a forward says about conflicts is its own, or else that of the configuration's rule.

@@ -281,6 +281,11 @@ func (s *Store) read() (document, []byte, error) {
 		return document{}, nil, err
 	}
 	d, err := parse(s.path, string(data))
+	if err == nil { // as at the start: an agent with such a rule would not start again
+		if err = rules.CheckSide(s.guests, InEffect(d.rules, time.Now())); err != nil {
+			err = fmt.Errorf("%s: %w", s.path, err)
+		}
+	}
 	return d, data, err
 }
 

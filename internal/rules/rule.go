@@ -366,6 +366,29 @@ func (r Rule) validate() (field string, err error) {
 	return "", nil
 }
 
+// CheckSide returns why a list has a rule that only the other side may have: the agent's
+// where these are a host's, and the host's where these are an agent's.
+func CheckSide(host bool, list []Rule) error {
+	for i, r := range list {
+		var err error
+		switch {
+		case host && r.ProxyProtocol != port.ProxyProtocolNone:
+			err = fmt.Errorf("proxyProtocol %s: only an agent connects to servers: want it in a rule there", r.ProxyProtocol)
+		case host:
+		case r.Match.Guest != "":
+			err = fmt.Errorf("guest %q: only rules of a host name guests", r.Match.Guest)
+		case r.OnConflict != port.OnConflictUnset:
+			err = fmt.Errorf("onConflict %s: only a host opens another port: want it in a rule there", r.OnConflict)
+		case r.Exposes():
+			err = errors.New("action expose: only a host opens ports to other machines: want it in a rule there")
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", titleOf("rule", i, r), err)
+		}
+	}
+	return nil
+}
+
 // Glob reports whether s matches the pattern of a rule, in which * stands for any text.
 func Glob(pattern, s string) bool { return glob(pattern, s) }
 

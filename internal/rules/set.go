@@ -56,10 +56,7 @@ func New(expose HostAddress, list []Rule) (*Set, error) {
 func compile(kind string, list []Rule) ([]rule, error) {
 	compiled := make([]rule, len(list))
 	for i, r := range list {
-		title := fmt.Sprintf("%s %d", kind, i+1)
-		if r.Name != "" {
-			title += " (" + r.Name + ")"
-		}
+		title := titleOf(kind, i, r)
 		if field, err := r.validate(); err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", title, field, err)
 		}
@@ -74,6 +71,15 @@ func compile(kind string, list []Rule) ([]rule, error) {
 		compiled[i] = c
 	}
 	return compiled, nil
+}
+
+// titleOf names rule i of a list: "rule 3 (no-debug)".
+func titleOf(kind string, i int, r Rule) string {
+	title := fmt.Sprintf("%s %d", kind, i+1)
+	if r.Name != "" {
+		title += " (" + r.Name + ")"
+	}
+	return title
 }
 
 // Empty returns the set without rules; see [New] for expose.
