@@ -171,6 +171,12 @@ func covered(a netip.Addr, list []netip.AddrPort) bool {
 	})
 }
 
+// OpenAt reports whether what is open at a list of addresses is as wide as h asks for. It is if
+// nothing is open.
+func (h HostAddress) OpenAt(list []netip.AddrPort) bool {
+	return len(list) == 0 || slices.ContainsFunc(list, func(a netip.AddrPort) bool { return covered(h.of(a.Addr()), list) })
+}
+
 // MayAllow returns why a run-time rule that allows ports of a guest at a host address would
 // never have an effect: a rule of the configuration denies the ports whatever serves them,
 // or nothing in it opens such an address.

@@ -147,8 +147,29 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 			}
 		}
 	}
-	f.Note = leftOf(named)
+	f.Note = joined(leftOf(named), narrower(r, named))
 	return f
+}
+
+// joined puts notes into one; empty ones are left out.
+func joined(notes ...string) string {
+	return strings.Join(slices.DeleteFunc(notes, func(s string) bool { return s == "" }), "; ")
+}
+
+// narrower says that a port is open at narrower addresses than a rule asks for, if one is.
+func narrower(r rules.Rule, named []Publication) string {
+	for _, p := range named {
+		if !r.Exposes() && p.narrower(r.HostAddress) {
+			return fmt.Sprintf("narrower than --bind %s, because neither the configuration nor the agent opens more; on the host `fairlead expose %s%s` does for a time",
+				r.HostAddress, p.Key().Slot(), flagOf(r.Match.Guest))
+		}
+	}
+	return ""
+}
+
+// narrower reports whether the port is open, and at narrower addresses than at.
+func (p Publication) narrower(at rules.HostAddress) bool {
+	return p.State == port.Active && !at.OpenAt(p.HostAddresses)
 }
 
 // leftOf returns which of the ports that a rule allows are closed all the same.
@@ -300,5 +321,5 @@ func (s *Server) leftClosed(q forwards.Request, done forwards.Result) string {
 	if f.Ports == 0 || f.State != port.Denied.String() {
 		return f.Note
 	}
-	return strings.TrimSuffix(fmt.Sprintf("%d/%s remains closed: %s; %s", r.Match.Ports[0].First, r.Match.Protocol, f.Reason, f.Note), "; ")
+	return joined(fmt.Sprintf("%d/%s remains closed: %s", r.Match.Ports[0].First, r.Match.Protocol, f.Reason), f.Note)
 }

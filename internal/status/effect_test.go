@@ -5,7 +5,9 @@ package status
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/rules"
 )
 
 // hostOf is a host's server with two guests and their ports. One guest has no name in the
@@ -200,6 +203,32 @@ func TestPortsOfRulesByHand(t *testing.T) {
 		}
 		if f := describeRule(list[0], ports); f.Ports != want {
 			t.Errorf("%s: %d ports, want %d", yaml, f.Ports, want)
+		}
+	}
+}
+
+// A forward that is open at narrower addresses than --bind says so, and what opens wider ones.
+func TestNarrowerThanBind(t *testing.T) {
+	for _, c := range []struct {
+		at, bind string
+		narrower bool
+	}{
+		{"127.0.0.1:8080", "all", true}, {"[::1]:8080", "all", true}, {"0.0.0.0:8080", "all", false}, {"192.0.2.10:8080", "all", true},
+		{"127.0.0.1:8080", "192.0.2.10", true}, {"0.0.0.0:8080", "192.0.2.10", false}, {"192.0.2.10:8080", "192.0.2.10", false}, {"[::]:8080", "192.0.2.10", true},
+		{"127.0.0.1:8080", "loopback", false}, {"127.0.0.1:8080", "127.0.0.2", false}, {"127.0.0.1:8080", "", false},
+	} {
+		p := open(8080, 8080)
+		p.HostAddresses = []netip.AddrPort{netip.MustParseAddrPort(c.at)}
+		h := newHostOf(t, p)
+		h.o.Forwards = forwards.NewStore(filepath.Join(t.TempDir(), "forwards.yaml"), rules.Empty(rules.Asked()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+		q := request8080(forwards.Add, 8080, "vm")
+		q.Bind = c.bind
+		want := ""
+		if c.narrower {
+			want = "narrower than --bind " + c.bind + ", because neither the configuration nor the agent opens more; on the host `fairlead expose 8080/tcp --guest '" + vmID + "'` does for a time"
+		}
+		if r, _, err := h.do(t, q); err != nil || r.State != "active" || r.Note != want {
+			t.Errorf("--bind %q at %s: %+v, %v; want %q", c.bind, c.at, r, err, want)
 		}
 	}
 }

@@ -209,12 +209,16 @@ func (s *Server) awaitDemand(ctx context.Context) {
 	})
 }
 
-// awaitOpened waits until the ports of a request that opens them are not closed any more.
+// awaitOpened waits until the ports of a request that opens them are open as it asks for.
 func (s *Server) awaitOpened(ctx context.Context, q forwards.Request) {
-	match := matchOf(q)
+	match, at := matchOf(q), rules.Asked()
+	if q.Bind != "" {
+		at, _ = rules.ParseHostAddress(q.Bind) // else the request was refused
+	}
 	await(ctx, func() bool {
 		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
-			return !p.Unpublished && p.named(&match) && (p.State == port.Denied || p.State == port.Pending && p.Reason == "")
+			closed := p.State == port.Denied || p.State == port.Pending && p.Reason == ""
+			return !p.Unpublished && p.named(&match) && (closed || p.narrower(at))
 		})
 	})
 }
