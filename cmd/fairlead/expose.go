@@ -78,22 +78,13 @@ func expose(c *cobra.Command, control string, q forwards.Request, at string) err
 	check := func(at netip.AddrPort) firewall.Report {
 		return firewall.Read(c.Context()).Check(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
 	}
-	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), endOf(slot.String(), q.Guest), v, check)
+	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), status.EndCommand(slot.String(), q.Guest), v, check)
 }
 
 // reportFirewall implements status.Firewall, for the page.
 func reportFirewall(ctx context.Context, protocol port.Protocol, at netip.AddrPort, lasts time.Duration) *status.FirewallReport {
 	r := firewall.Read(ctx).Check(protocol, at, lasts)
 	return &status.FirewallReport{Text: r.Text, Command: r.Command}
-}
-
-// endOf is the command that ends an exposure.
-func endOf(at, guest string) string {
-	s := "fairlead expose " + at + " --end"
-	if guest != "" {
-		s += " --guest '" + guest + "'" // which may have a *
-	}
-	return s
 }
 
 func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.ForwardChange, check func(netip.AddrPort) firewall.Report) error {

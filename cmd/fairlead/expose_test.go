@@ -13,17 +13,6 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 )
 
-// The command that ends an exposure is about the same guests.
-func TestExposedEndNamesItsGuest(t *testing.T) {
-	for guest, want := range map[string]string{
-		"": "fairlead expose 53/udp --end", "dev": "fairlead expose 53/udp --end --guest 'dev'", "d*": "fairlead expose 53/udp --end --guest 'd*'",
-	} {
-		if got := endOf("53/udp", guest); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
-	}
-}
-
 // What other machines reach also without the rule is not said to end with it.
 func TestWriteExposed(t *testing.T) {
 	lan := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:8080")}
@@ -42,7 +31,7 @@ func TestWriteExposed(t *testing.T) {
 		v.Result = forwards.Result{Added: []string{"expose 8080/tcp"}}
 		v.Rules = []status.ForwardRule{{Name: "expose 8080/tcp", Reason: "taken", Until: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}}
 		var out strings.Builder
-		err := writeExposed(&out, status.Painter{}, "8080/tcp", endOf("8080/tcp", ""), v, func(netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
+		err := writeExposed(&out, status.Painter{}, "8080/tcp", status.EndCommand("8080/tcp", ""), v, func(netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
 		if err != nil || out.String() != want {
 			t.Errorf("%v\n%swant\n%s", err, out.String(), want)
 		}

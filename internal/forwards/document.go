@@ -3,6 +3,7 @@
 package forwards
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -63,18 +64,24 @@ func (d document) index(name string) int {
 	return slices.IndexFunc(d.rules, func(r rules.Rule) bool { return r.Name == name })
 }
 
-// paused names what is paused, for an error.
-func (d document) paused() string {
+// inEffect names the rules that is is true of, for an error about one that is not there.
+func (d document) inEffect(is func(rules.Rule) bool) string {
 	var names []string
-	for _, r := range d.rules {
-		if n, ok := rank(r); ok && n == 0 {
-			names = append(names, fmt.Sprintf("%q", r.Name))
+	for i, r := range d.rules {
+		if is(r) {
+			names = append(names, fmt.Sprintf("%q", cmp.Or(r.Name, fmt.Sprintf("rule %d", i+1))))
 		}
 	}
 	if len(names) == 0 {
 		return ""
 	}
 	return "; in effect: " + strings.Join(names, ", ")
+}
+
+// pauses reports whether a rule is one that Pause makes.
+func pauses(r rules.Rule) bool {
+	n, ok := rank(r)
+	return ok && n == 0
 }
 
 func equal(a, b rules.Rule) bool { return reflect.DeepEqual(a, b) }

@@ -166,6 +166,15 @@ func TestExposureIsRefused(t *testing.T) {
 	if _, err := os.Stat(path); err == nil {
 		t.Error("a refused request wrote the file")
 	}
+	ofGuest := exposed(8080, time.Hour)
+	ofGuest.Guest = "dev"
+	if _, err := host.Do(ofGuest); err != nil {
+		t.Fatal(err)
+	}
+	_, err := host.Do(Request{Op: Hide, Protocol: port.TCP, Port: 8080})
+	if want := `8080/tcp is not exposed; in effect: "expose 8080/tcp of guest dev"`; err == nil || err.Error() != want {
+		t.Errorf("%v, want %q", err, want)
+	}
 }
 
 // A clock that is set back does not make an exposure longer, nor does a restart then.

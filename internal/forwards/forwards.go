@@ -242,7 +242,7 @@ func (q Request) change(d document, now time.Time, permitted permit) (next docum
 		}
 	case Resume:
 		if remove(kindPause); len(removed) == 0 && err == nil {
-			err = fmt.Errorf("%s is not paused%s", q.target(), d.paused())
+			err = fmt.Errorf("%s is not paused%s", q.target(), d.inEffect(pauses))
 		}
 	case Deny:
 		remove(kindAllow)
@@ -258,7 +258,7 @@ func (q Request) change(d document, now time.Time, permitted permit) (next docum
 		add(kindExpose)
 	case Hide:
 		if remove(kindExpose); len(removed) == 0 && err == nil {
-			err = fmt.Errorf("%s is not exposed: `fairlead forward ls` lists what is", q.target())
+			err = fmt.Errorf("%s is not exposed%s", q.target(), d.inEffect(func(r rules.Rule) bool { return r.Exposes() && r.InEffect(now) }))
 		}
 	}
 	return d, removed, added, err

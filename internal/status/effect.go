@@ -310,6 +310,30 @@ func flagOf(guest string) string {
 	return " --guest '" + guest + "'" // which may have a *
 }
 
+// EndCommand is the command that ends an exposure of "8080/tcp", of all guests or of those
+// that the rule names.
+func EndCommand(slot, guest string) string {
+	return "fairlead expose " + slot + " --end" + flagOf(guest)
+}
+
+// setExposedEnds sets which commands end the exposures of rows.
+func (s *Server) setExposedEnds(ports []Publication) {
+	if s.o.Forwards == nil || !slices.ContainsFunc(ports, Publication.exposed) {
+		return
+	}
+	list, _ := s.o.Forwards.List() // what cannot be read no command changes
+	for i := range ports {
+		p := &ports[i]
+		for _, r := range list {
+			undo, ok := forwards.Undo(r)
+			if ok && undo.Op == forwards.Hide && p.exposed() && r.Until.Equal(p.ExposedUntil) && p.named(&r.Match) {
+				p.ExposedEnd = EndCommand(p.Key().Slot().String(), undo.Guest)
+				break
+			}
+		}
+	}
+}
+
 // leftClosed says what remains closed after a change that is to open a port and added no rule:
 // other rules close it, too.
 func (s *Server) leftClosed(q forwards.Request, done forwards.Result) string {

@@ -233,6 +233,32 @@ func TestNarrowerThanBind(t *testing.T) {
 	}
 }
 
+// Each exposed port has the command that ends its own rule, as its guest names it.
+func TestExposedEndIsTheRules(t *testing.T) {
+	h := newHostOf(t, open(8080, 8080), open(9090, 9090), open(7070, 7070))
+	h.o.Forwards = forwards.NewStore(filepath.Join(t.TempDir(), "forwards.yaml"), rules.Empty(rules.Asked()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+	for n, guest := range map[uint16]string{8080: "vm", 9090: ""} {
+		r, _, err := h.do(t, request8080(forwards.Expose, n, guest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range h.ports {
+			if h.ports[i].Port == n {
+				h.ports[i].ExposedUntil = r.Until
+			}
+		}
+	}
+	byHand := h.ports[2]
+	byHand.ExposedUntil = h.ports[0].ExposedUntil
+	ports := append(h.ports, byHand)
+	h.setExposedEnds(ports)
+	for i, want := range []string{"fairlead expose 8080/tcp --end --guest '" + vmID + "'", "fairlead expose 9090/tcp --end", "", ""} {
+		if ports[i].ExposedEnd != want {
+			t.Errorf("%s: %q, want %q", ports[i].Key(), ports[i].ExposedEnd, want)
+		}
+	}
+}
+
 // opensLater is a provider with a port that is closed until a time, for ever if it is zero.
 type opensLater struct {
 	hostOf

@@ -119,7 +119,8 @@ func TestExposedPortsAreRed(t *testing.T) {
 	until := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	p := Publication{
 		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080, State: port.Active, ExposedUntil: until,
-		Reason: "open to other machines until 2026-11-21 12:00:00 UTC", HostAddresses: []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:8080")},
+		ExposedEnd: "fairlead expose 8080/tcp --end --guest 'dev'",
+		Reason:     "open to other machines until 2026-11-21 12:00:00 UTC", HostAddresses: []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:8080")},
 	}
 	var out strings.Builder
 	if err := WriteTable(&out, List{Publications: []Publication{p}}, Style{Paint: Painter{On: true}, Now: until}); err != nil {
@@ -129,7 +130,7 @@ func TestExposedPortsAreRed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"  \x1b[31m0.0.0.0:8080\x1b[0m  ", "\x1b[31mport 8080/tcp: " + p.Reason + " (`fairlead expose 8080/tcp --end` ends it)\x1b[0m\n",
+		"  \x1b[31m0.0.0.0:8080\x1b[0m  ", "\x1b[31mport 8080/tcp: " + p.Reason + " (`fairlead expose 8080/tcp --end --guest 'dev'` ends it)\x1b[0m\n",
 		"  on \x1b[31m0.0.0.0:8080\x1b[0m",
 	} {
 		if !strings.Contains(out.String(), want) {

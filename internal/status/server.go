@@ -191,6 +191,7 @@ func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
 	l := s.o.Provider.List()
 	l.Role, l.Version, l.Peers = s.o.Role, version.String(), s.peers()
+	s.setExposedEnds(l.Publications)
 	_ = json.NewEncoder(w).Encode(l)
 }
 

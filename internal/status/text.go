@@ -174,7 +174,10 @@ func writeExposed(w io.Writer, l List, paint Painter) error {
 		if !p.exposed() {
 			continue
 		}
-		line := fmt.Sprintf("port %s: %s (`fairlead expose %s --end` ends it)", p.Key().Slot(), Quote(p.Reason), p.Key().Slot())
+		line := fmt.Sprintf("port %s: %s", p.Key().Slot(), Quote(p.Reason))
+		if p.ExposedEnd != "" {
+			line += fmt.Sprintf(" (`%s` ends it)", Quote(p.ExposedEnd))
+		}
 		if _, err := fmt.Fprintln(w, paint.Paint(Red, line)); err != nil {
 			return err
 		}
