@@ -229,6 +229,43 @@ func TestRulesOfTheOtherSideAreRefused(t *testing.T) {
 	}
 }
 
+// What is in the file is not what is in effect while the configuration is refused.
+func TestEntriesNotInEffect(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	f.do(tcp(Deny, 80))
+	f.do(tcp(Deny, 81))
+	entries := func() (text []string) {
+		t.Helper()
+		list, err := f.Entries()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list {
+			text = append(text, strings.TrimSuffix(e.Name+": "+e.Differ, ": "))
+			if e.Off != strings.HasPrefix(e.Differ, "not in effect") {
+				t.Errorf("%+v", e)
+			}
+		}
+		return text
+	}
+	if got := entries(); !slices.Equal(got, []string{"deny 80/tcp", "deny 81/tcp"}) {
+		t.Errorf("%q", got)
+	}
+	f.write("rules:\n- {name: deny 80/tcp, match: {protocol: tcp, ports: 80}, action: deny}\n- {name: mine, match: {ports: 82}, action: deny}\n")
+	if got := entries(); len(got) != 3 || got[0] != "deny 80/tcp" || got[1] != "mine: not in effect, until the configuration is read again" {
+		t.Errorf("%q", got)
+	}
+	f.Refuse(errors.New("agent.yaml:1:1: wrong\nand more"))
+	const why = "because the configuration was refused: agent.yaml:1:1: wrong; and more"
+	if got := entries(); !slices.Equal(got, []string{"deny 80/tcp", "mine: not in effect, " + why, "deny 81/tcp: not in the file any more, but in effect, " + why}) {
+		t.Errorf("%q", got)
+	}
+	f.Reload(f.base)
+	if got := entries(); !slices.Equal(got, []string{"deny 80/tcp", "mine"}) {
+		t.Errorf("%q", got)
+	}
+}
+
 // What a forward says about conflicts is its own, or else that of the configuration's rule.
 func TestOnConflictOfForwards(t *testing.T) {
 	f := newFixture(t, "rules: [{match: {ports: 8000-8999}, action: allow, onConflict: any}]")

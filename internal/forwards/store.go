@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,6 +39,7 @@ type Store struct {
 	applied uint64                   // how often a set was applied
 	changed schedule.Signal          // for Run: another set is applied
 	stale   bool                     // the file was read again, and may have rules that have ended
+	refused error                    // why the configuration that was read last is not in effect
 	ends    map[string]time.Duration // uptime at which a rule that exposes ends, by its name and end
 }
 
@@ -159,7 +161,7 @@ func (s *Store) Path() string { return s.path }
 func (s *Store) Reload(base *rules.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.base = base
+	s.base, s.refused = base, nil
 	now := time.Now()
 	if s.path != "" {
 		if d, _, err := s.read(); err == nil {
@@ -182,6 +184,48 @@ func (s *Store) List() ([]rules.Rule, error) {
 	defer s.mu.Unlock()
 	d, _, err := s.read()
 	return s.inEffect(d.rules, time.Now()), err
+}
+
+// Refuse keeps what is in effect although the configuration was read again, and the reason.
+func (s *Store) Refuse(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused = err
+}
+
+// Entry is a rule of the file, or in effect.
+type Entry struct {
+	rules.Rule
+	Off    bool   // it is in the file, but not in effect
+	Differ string // why the file and what is in effect differ about it; empty if they do not
+}
+
+// Entries returns the rules of the file, in the order in which they are evaluated, and then
+// those that are in effect and not in the file.
+func (s *Store) Entries() (list []Entry, err error) {
+	inFile, err := s.List()
+	if err != nil || s.path == "" {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	left, why := s.inEffect(s.current.Runtime(), time.Now()), "until the configuration is read again"
+	if s.refused != nil {
+		why = "because the configuration was refused: " + strings.ReplaceAll(s.refused.Error(), "\n", "; ")
+	}
+	for _, r := range inFile {
+		e := Entry{Rule: r}
+		if i := slices.IndexFunc(left, func(o rules.Rule) bool { return equal(o, r) }); i >= 0 {
+			left = slices.Delete(left, i, i+1)
+		} else {
+			e.Off, e.Differ = true, "not in effect, "+why
+		}
+		list = append(list, e)
+	}
+	for _, r := range left {
+		list = append(list, Entry{Rule: r, Differ: "not in the file any more, but in effect, " + why})
+	}
+	return list, nil
 }
 
 // Result is what a change did. Both are empty if there was nothing to do.

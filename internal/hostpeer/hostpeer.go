@@ -434,6 +434,7 @@ func (d *Daemon) settings() []config.Setting {
 func (d *Daemon) reload(cfg config.Host, err error) {
 	if err != nil {
 		d.log.Error("configuration refused; keeping the previous one", "err", err)
+		d.forwards.Refuse(err)
 		return
 	}
 	d.forwards.Reload(cfg.Rules)

@@ -28,6 +28,15 @@ func (s *Set) WithRuntime(list []Rule) (*Set, error) {
 	return &t, nil
 }
 
+// Runtime returns the run-time rules, in their order.
+func (s *Set) Runtime() []Rule {
+	list := make([]Rule, len(s.runtime))
+	for i, r := range s.runtime {
+		list[i] = r.Rule
+	}
+	return list
+}
+
 // RuntimeLen is the number of run-time rules.
 func (s *Set) RuntimeLen() int { return len(s.runtime) }
 

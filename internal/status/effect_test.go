@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -255,6 +256,24 @@ func TestExposedEndIsTheRules(t *testing.T) {
 	for i, want := range []string{"fairlead expose 8080/tcp --end --guest '" + vmID + "'", "fairlead expose 9090/tcp --end", "", ""} {
 		if ports[i].ExposedEnd != want {
 			t.Errorf("%s: %q, want %q", ports[i].Key(), ports[i].ExposedEnd, want)
+		}
+	}
+}
+
+// A rule of the file that is not in effect has no state but the reason.
+func TestRulesNotInEffect(t *testing.T) {
+	h := newHostOf(t, open(8080, 8080))
+	if err := os.WriteFile(h.o.Forwards.Path(), []byte("rules:\n- {match: {ports: 8080}, action: deny}\n- {match: {ports: 8080}, action: allow}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.o.Forwards.Refuse(errors.New("host.yaml:1:1: wrong"))
+	f, err := h.forwards()
+	if err != nil || len(f.Rules) != 2 {
+		t.Fatalf("%+v, %v", f, err)
+	}
+	for _, r := range f.Rules {
+		if r.State != "" || r.Reason != "not in effect, because the configuration was refused: host.yaml:1:1: wrong" || len(r.HostAddresses) > 0 || r.Note != "" {
+			t.Errorf("%+v", r)
 		}
 	}
 }

@@ -23,7 +23,7 @@ type Forwards struct {
 	// Generation is higher where the rules are newer, in one run of the process.
 	Generation uint64        `json:"generation"`
 	File       string        `json:"file"`
-	Rules      []ForwardRule `json:"rules"` // in the order in which they are evaluated
+	Rules      []ForwardRule `json:"rules"` // in the order in which they are evaluated, then those that the file lacks
 }
 
 // ForwardRule is one rule that was added at run time.
@@ -35,7 +35,7 @@ type ForwardRule struct {
 	Guest         string           `json:"guest,omitempty"`
 	Demand        string           `json:"demand,omitempty"` // the port of a container or Service that it asks for, see port.Demand
 	Until         time.Time        `json:"until,omitzero"`   // of a rule that exposes: its end
-	State         string           `json:"state"`            // of the ports that it names: the best; "denied" for one that denies; "" if it names none
+	State         string           `json:"state"`            // of the ports that it names: the best; "denied" for one that denies; "" if it names none, or is not in effect
 	Reason        string           `json:"reason"`           // of the state; of one that denies: why it closes nothing
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
 	Ports         int              `json:"ports"`          // how many it names now, open or not
@@ -151,14 +151,18 @@ func (s *Server) forwards() (Forwards, error) {
 // forwardsOf describes the rules of a store. Explain completes each; nil leaves that out.
 func forwardsOf(store *forwards.Store, ports []Publication, explain func(*ForwardRule, rules.Rule)) (Forwards, error) {
 	f := Forwards{Generation: store.Generation(), File: store.Path(), Rules: []ForwardRule{}}
-	list, err := store.List()
+	list, err := store.Entries()
 	if err != nil {
 		return Forwards{}, err
 	}
-	for _, r := range list {
-		one := describeRule(r, ports)
+	for _, e := range list {
+		one := describeRule(e.Rule, ports)
 		if explain != nil {
-			explain(&one, r)
+			explain(&one, e.Rule)
+		}
+		one.Note = joined(e.Differ, one.Note)
+		if e.Off {
+			one.State, one.Reason, one.Note, one.HostAddresses = "", e.Differ, "", []netip.AddrPort{}
 		}
 		f.Rules = append(f.Rules, one)
 	}
