@@ -75,19 +75,19 @@ func expose(c *cobra.Command, control string, q forwards.Request, at string) err
 	if err != nil {
 		return err
 	}
-	check := func(at netip.AddrPort) firewall.Report {
-		return firewall.Read(c.Context()).Check(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
+	check := func(at []netip.AddrPort) firewall.Report {
+		return firewall.Read(c.Context()).CheckAll(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
 	}
 	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), status.EndCommand(slot.String(), q.Guest), v, check)
 }
 
 // reportFirewall implements status.Firewall, for the page.
-func reportFirewall(ctx context.Context, protocol port.Protocol, at netip.AddrPort, lasts time.Duration) *status.FirewallReport {
-	r := firewall.Read(ctx).Check(protocol, at, lasts)
+func reportFirewall(ctx context.Context, protocol port.Protocol, at []netip.AddrPort, lasts time.Duration) *status.FirewallReport {
+	r := firewall.Read(ctx).CheckAll(protocol, at, lasts)
 	return &status.FirewallReport{Text: r.Text, Command: r.Command}
 }
 
-func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.ForwardChange, check func(netip.AddrPort) firewall.Report) error {
+func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.ForwardChange, check func([]netip.AddrPort) firewall.Report) error {
 	i := slices.IndexFunc(v.Rules, func(r status.ForwardRule) bool { return slices.Contains(v.Added, r.Name) })
 	if i < 0 {
 		return errors.New("the rule was removed again meanwhile: try again")
@@ -112,7 +112,7 @@ func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.Fo
 		lines = append(lines, fmt.Sprintf("%s is not open to other machines: %s. If that changes, it is, until %s.", at, status.Quote(why), until))
 	}
 	if open := slices.Concat(v.Open, v.Always); len(open) > 0 {
-		report := check(open[0])
+		report := check(open)
 		lines = append(lines, "Firewall: "+status.Quote(report.Text))
 		if report.Command != "" {
 			lines = append(lines, "  "+report.Command)

@@ -64,7 +64,7 @@ type Daemon struct {
 }
 
 // askFirewall implements status.Firewall.
-func (d *Daemon) askFirewall(ctx context.Context, protocol port.Protocol, at netip.AddrPort, lasts time.Duration) *status.FirewallReport {
+func (d *Daemon) askFirewall(ctx context.Context, protocol port.Protocol, at []netip.AddrPort, lasts time.Duration) *status.FirewallReport {
 	if d.Firewall == nil {
 		return nil
 	}

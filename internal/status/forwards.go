@@ -57,13 +57,13 @@ type ForwardChange struct {
 	// that: the configuration, or what the guest asks for, opens them.
 	Always []netip.AddrPort `json:"always,omitempty"`
 	// Firewall is, if the request asked for it, what the firewall of this system does with
-	// connections of other machines to the first of these addresses.
+	// connections of other machines to these addresses.
 	Firewall *FirewallReport `json:"firewall,omitempty"`
 }
 
 // Firewall returns what the firewall of this system does with packets of other machines to
-// an address that is open for a time; nil if it cannot be asked.
-type Firewall func(ctx context.Context, protocol port.Protocol, at netip.AddrPort, lasts time.Duration) *FirewallReport
+// addresses that are open for a time; nil if it cannot be asked.
+type Firewall func(ctx context.Context, protocol port.Protocol, at []netip.AddrPort, lasts time.Duration) *FirewallReport
 
 // FirewallReport is what a firewall does.
 type FirewallReport struct {
@@ -175,7 +175,7 @@ func (s *Server) firewall(ctx context.Context, q forwards.Request, open []netip.
 	if s.o.Firewall == nil || len(open) == 0 {
 		return nil
 	}
-	return s.o.Firewall(ctx, q.Protocol, open[0], time.Duration(q.Seconds)*time.Second)
+	return s.o.Firewall(ctx, q.Protocol, open, time.Duration(q.Seconds)*time.Second)
 }
 
 // awaitTime is how long a change may take to have its effect: an agent or host applies rules
