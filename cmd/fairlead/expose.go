@@ -66,11 +66,10 @@ func newExpose() *cobra.Command {
 
 // expose sends the request, and prints what is open then.
 func expose(c *cobra.Command, control string, q forwards.Request, at string) error {
-	slot, err := parseSlot(at)
-	if err != nil {
+	if err := selectPort(&q, at); err != nil {
 		return usageError{err}
 	}
-	q.Protocol, q.Port = slot.Protocol, slot.Port
+	slot := port.Slot{Protocol: q.Protocol, Port: q.Port}
 	v, err := client(control).ChangeForwards(c.Context(), q)
 	if err != nil {
 		return err

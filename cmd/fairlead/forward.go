@@ -130,18 +130,8 @@ func newSelect(op forwards.Op, use, short, example string) *cobra.Command {
 
 // change sends a request about a port, if one is given, and prints what it did.
 func change(c *cobra.Command, control string, q forwards.Request, at string) error {
-	if byName := strings.Contains(at, ":"); byName && takesNames(q.Op) {
-		d, err := port.ParseDemand(at)
-		if err != nil {
-			return usageError{err}
-		}
-		q.Demand = d.String()
-	} else if at != "" {
-		slot, err := parseSlot(at)
-		if err != nil {
-			return usageError{err}
-		}
-		q.Protocol, q.Port = slot.Protocol, slot.Port
+	if err := selectPort(&q, at); err != nil {
+		return usageError{err}
 	}
 	v, err := client(control).ChangeForwards(c.Context(), q)
 	if err != nil {
@@ -150,9 +140,23 @@ func change(c *cobra.Command, control string, q forwards.Request, at string) err
 	return writeChange(c.OutOrStdout(), v)
 }
 
-// takesNames reports whether an operation is about what a container or Service has, too.
-func takesNames(op forwards.Op) bool {
-	return slices.Contains([]forwards.Op{forwards.Add, forwards.Remove, forwards.Pause, forwards.Resume}, op)
+// selectPort has a request select what an argument names, "8080", "53/udp" or "web:80", if one
+// is given.
+func selectPort(q *forwards.Request, at string) error {
+	if strings.Contains(at, ":") {
+		d, err := port.ParseDemand(at)
+		if err != nil {
+			return err
+		}
+		q.Demand = d.String()
+	} else if at != "" {
+		slot, err := parseSlot(at)
+		if err != nil {
+			return err
+		}
+		q.Protocol, q.Port = slot.Protocol, slot.Port
+	}
+	return q.Check()
 }
 
 func writeChange(w io.Writer, v status.ForwardChange) error {

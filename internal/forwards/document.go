@@ -64,6 +64,15 @@ func (d document) index(name string) int {
 	return slices.IndexFunc(d.rules, func(r rules.Rule) bool { return r.Name == name })
 }
 
+// made returns the position of the rule of a kind that a request made, or -1. One that was
+// written by hand may have its name, and is about other ports.
+func (d document) made(q Request, k kind, now time.Time) int {
+	want, err := parseBlock(q.block(k, now))
+	return slices.IndexFunc(d.rules, func(r rules.Rule) bool {
+		return err == nil && r.Name == want.Name && r.Deny == want.Deny && r.Exposes() == want.Exposes() && reflect.DeepEqual(r.Match, want.Match)
+	})
+}
+
 // inEffect names the rules that is is true of, for an error about one that is not there.
 func (d document) inEffect(is func(rules.Rule) bool) string {
 	var names []string
@@ -227,7 +236,11 @@ func (d document) insert(i int, r rules.Rule, block string) (document, error) {
 // edited parses the text after an edit. It is refused if it does not have the rules that
 // are wanted, because the file has another form than ours.
 func (d document) edited(lines []string, want []rules.Rule) (document, error) {
-	next, err := parse(d.path, strings.Join(lines, "\n"))
+	text := strings.Join(lines, "\n")
+	if len(text) > yamltree.MaxSize {
+		return d, fmt.Errorf("%s would have %d bytes, and may have %d: remove rules or comments, for example by `fairlead forward rm`", d.path, len(text), yamltree.MaxSize)
+	}
+	next, err := parse(d.path, text)
 	if err != nil || !slices.EqualFunc(next.rules, want, equal) {
 		return d, fmt.Errorf("%s was edited by hand into a form that cannot be changed without loss: edit it by hand, or begin each rule on a line of its own with %q", d.path, "- ")
 	}

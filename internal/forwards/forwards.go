@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -78,6 +79,9 @@ func (q Request) target() string {
 	return s
 }
 
+// Check returns why the request would be refused by any store.
+func (q Request) Check() error { return q.validate() }
+
 // validate checks what the request needs on its own.
 func (q Request) validate() error {
 	selected := 0
@@ -105,11 +109,17 @@ func (q Request) validate() error {
 		return fmt.Errorf("%s: only a forward has a host port and a host address", q.Op)
 	}
 	for _, s := range []string{q.Owner, q.Guest} {
-		if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == '\u007f' || r == '\ufffd' }) || len(s) > 256 {
+		if strings.ContainsFunc(s, breaks) || len(s) > 256 {
 			return fmt.Errorf("%q: want a name without control characters, of at most 256 bytes", s)
 		}
 	}
 	return nil
+}
+
+// breaks reports whether a file of rules cannot have a character in a line: it is a control
+// character or breaks the line, or it stands for bytes that are no text.
+func breaks(r rune) bool {
+	return unicode.IsControl(r) || r == '\u2028' || r == '\u2029' || r == unicode.ReplacementChar
 }
 
 // kind is the first word of the names of the rules that a request makes.
@@ -206,10 +216,9 @@ type permit func(m rules.Match, at rules.HostAddress) error
 func (q Request) change(d document, now time.Time, permitted permit) (next document, removed, added []string, err error) {
 	remove := func(kinds ...kind) {
 		for _, k := range kinds {
-			name := string(k) + " " + q.target()
-			if i := d.index(name); i >= 0 && err == nil {
+			if i := d.made(q, k, now); i >= 0 && err == nil {
 				if d, err = d.without(i); err == nil {
-					removed = append(removed, name)
+					removed = append(removed, string(k)+" "+q.target())
 				}
 			}
 		}
@@ -221,7 +230,7 @@ func (q Request) change(d document, now time.Time, permitted permit) (next docum
 			}
 		}
 	}
-	has := func(k kind) bool { return d.index(string(k)+" "+q.target()) >= 0 }
+	has := func(k kind) bool { return d.made(q, k, now) >= 0 }
 	switch q.Op {
 	case Add:
 		if !has(kindForward) {
@@ -229,7 +238,7 @@ func (q Request) change(d document, now time.Time, permitted permit) (next docum
 			add(kindForward)
 			break
 		}
-		if same, perr := parseBlock(q.block(kindForward, now)); perr != nil || !equal(same, d.rules[d.index("forward "+q.target())]) {
+		if same, perr := parseBlock(q.block(kindForward, now)); perr != nil || !equal(same, d.rules[d.made(q, kindForward, now)]) {
 			err = fmt.Errorf("forward %s exists already with another host port or address: remove it first with `fairlead forward rm`", q.target())
 		}
 	case Remove:

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 // fixture is a store beside rules of a configuration.
@@ -188,7 +189,10 @@ func TestRefusedRequests(t *testing.T) {
 	f.refuse(tcp(Resume, 8080), "8080/tcp is not paused")
 	f.refuse(Request{Op: Pause}, "want one of a port, a port of a container or Service, an owner, or all")
 	f.refuse(Request{Op: "widen", All: true}, "unknown operation")
-	f.refuse(Request{Op: Pause, Owner: "a\nb"}, "control characters")
+	for _, c := range []string{"\n", "\t", "\x00", "\x7f", "\u0085", "\u009f", "\u2028", "\u2029", "\xff"} {
+		f.refuse(Request{Op: Pause, Owner: "a" + c + "b"}, "control characters")
+		f.refuse(Request{Op: Deny, Protocol: port.TCP, Port: 1, Guest: "a" + c + "b"}, "control characters")
+	}
 	f.refuse(Request{Op: Deny, Port: 80, Protocol: port.TCP, To: 81}, "only a forward has a host port")
 	bad := forward(71, 0)
 	bad.OnConflict = "nxet"
@@ -227,6 +231,31 @@ func TestRulesOfTheOtherSideAreRefused(t *testing.T) {
 		f.guests = !c.guests
 		f.do(tcp(Deny, 8080))
 	}
+}
+
+// A rule that was written by hand is not taken for one that a request made by its name alone.
+func TestNamesOfRulesByHand(t *testing.T) {
+	f := newFixture(t, "expose: loopback\n")
+	const byHand = "rules:\n  - name: deny 9229/tcp\n    match: {protocol: tcp, ports: [9229, 9230]}\n    action: deny\n"
+	f.write(byHand)
+	if r := f.do(tcp(Allow, 9229)); len(r.Removed) > 0 || !slices.Equal(r.Added, []string{"allow 9229/tcp"}) || f.decision(9230) != "denied by runtime rule 1 (deny 9229/tcp)" {
+		t.Errorf("%+v, %s", r, f.decision(9230))
+	}
+	f.do(tcp(Remove, 9229))
+	f.do(tcp(Deny, 9229))
+	if r := f.do(tcp(Allow, 9229)); !slices.Equal(r.Removed, []string{"deny 9229/tcp"}) || f.text() != byHand {
+		t.Errorf("%+v\n%s", r, f.text())
+	}
+	f.refuse(tcp(Remove, 9229), "nothing was added for 9229/tcp")
+	f.write("rules: [{name: pause all, match: {owner: container}, action: deny}]\n")
+	f.refuse(Request{Op: Resume, All: true}, "all is not paused")
+}
+
+// A file that is too large is called that.
+func TestTooLargeFile(t *testing.T) {
+	f := newFixture(t, configOfTest)
+	f.write("rules:\n- {match: {ports: 80}, action: deny}\n#" + strings.Repeat("x", yamltree.MaxSize-50) + "\n")
+	f.refuse(tcp(Deny, 8080), "bytes, and may have 262144: remove rules or comments")
 }
 
 // What is in the file is not what is in effect while the configuration is refused.
@@ -350,7 +379,7 @@ func TestOtherFormsAreRefusedUnchanged(t *testing.T) {
 	for _, text := range []string{
 		"rules: [{name: a, match: {ports: 1}, action: deny}]\n",
 		"{rules: [{name: a, match: {ports: 1}, action: deny}]}\n",
-		"rules:\n-\n  name: deny 7/tcp\n  match: {ports: 1}\n  action: deny\n- {name: b, action: deny}\n",
+		"rules:\n-\n  name: deny 7/tcp\n  match: {protocol: tcp, ports: 7}\n  action: deny\n- {name: b, action: deny}\n",
 	} {
 		f := newFixture(t, configOfTest)
 		f.write(text)
