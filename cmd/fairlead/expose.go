@@ -108,9 +108,15 @@ func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.Fo
 		reached(fmt.Sprintf("%s is open to other machines until %s:", at, until), v.Open)
 	case len(v.Always) == 0:
 		why := cmp.Or(r.Reason, "a rule of the configuration, or --bind, keeps it on the loopback")
+		if r.Note != "" {
+			why += "; " + r.Note
+		}
 		lines = append(lines, fmt.Sprintf("%s is not open to other machines: %s. If that changes, it is, until %s.", at, status.Quote(why), until))
 	}
 	if open := slices.Concat(v.Open, v.Always); len(open) > 0 {
+		if r.Note != "" {
+			lines = append(lines, status.Quote(r.Note))
+		}
 		report := check(open)
 		lines = append(lines, "Firewall: "+status.Quote(report.Text))
 		if report.Command != "" {

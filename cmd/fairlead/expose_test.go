@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -34,6 +35,24 @@ func TestWriteExposed(t *testing.T) {
 		err := writeExposed(&out, status.Painter{}, "8080/tcp", status.EndCommand("8080/tcp", ""), v, func([]netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
 		if err != nil || out.String() != want {
 			t.Errorf("%v\n%swant\n%s", err, out.String(), want)
+		}
+	}
+}
+
+// What of an exposure remains closed is told beside what is open, and else beside why not.
+func TestWriteExposedNotes(t *testing.T) {
+	r := status.ForwardRule{Name: "expose 8080/tcp", Reason: "denied by rule 1", Note: "the guest does not publish it"}
+	for want, open := range map[string][]netip.AddrPort{
+		"not open to other machines: denied by rule 1; the guest does not publish it. If": nil,
+		":\n  192.0.2.10:8080\nthe guest does not publish it\nFirewall: 1 address\n":      {netip.MustParseAddrPort("192.0.2.10:8080")},
+	} {
+		v := status.ForwardChange{Result: forwards.Result{Added: []string{r.Name}}, Forwards: status.Forwards{Rules: []status.ForwardRule{r}}, Open: open}
+		var out strings.Builder
+		err := writeExposed(&out, status.Painter{}, "8080/tcp", "x", v, func(at []netip.AddrPort) firewall.Report {
+			return firewall.Report{Text: fmt.Sprintf("%d address", len(at))}
+		})
+		if err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%v\n%slacks %q", err, out.String(), want)
 		}
 	}
 }

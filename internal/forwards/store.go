@@ -177,11 +177,16 @@ func (s *Store) Reload(base *rules.Set) {
 
 // List returns the rules of the file, in the order in which they are evaluated.
 func (s *Store) List() ([]rules.Rule, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.list()
+}
+
+// list is List. s.mu is held.
+func (s *Store) list() ([]rules.Rule, error) {
 	if s.path == "" {
 		return nil, nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	d, _, err := s.read()
 	return s.inEffect(d.rules, time.Now()), err
 }
@@ -203,12 +208,12 @@ type Entry struct {
 // Entries returns the rules of the file, in the order in which they are evaluated, and then
 // those that are in effect and not in the file.
 func (s *Store) Entries() (list []Entry, err error) {
-	inFile, err := s.List()
-	if err != nil || s.path == "" {
-		return nil, err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	inFile, err := s.list()
+	if err != nil {
+		return nil, err
+	}
 	left, why := s.inEffect(s.current.Runtime(), time.Now()), "until the configuration is read again"
 	if s.refused != nil {
 		why = "because the configuration was refused: " + strings.ReplaceAll(s.refused.Error(), "\n", "; ")

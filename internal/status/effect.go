@@ -45,19 +45,22 @@ func unknownGuest(pattern string, guests []Peer) string {
 	if pattern == "" || guests == nil || slices.ContainsFunc(guests, func(p Peer) bool { return rules.Glob(pattern, p.id()) }) {
 		return ""
 	}
-	var known []string
-	names := GuestNames(guests)
-	for _, p := range guests {
-		known = append(known, names[p.id()])
-	}
-	text := "no guest is called %q%s: want %s"
-	if isPattern(pattern) {
-		text = "no guest has a name like %q%s: there is %s"
-	}
 	if id := guestID(pattern, guests); id != pattern {
 		return fmt.Sprintf("rules do not know a guest by the name that it reports, %q: want %s", pattern, id)
 	}
-	return fmt.Sprintf(text, pattern, yamltree.Suggest(pattern, known), yamltree.OneOf(known))
+	var known []string
+	names := GuestNames(guests)
+	for _, p := range guests {
+		name := names[p.id()]
+		if isPattern(pattern) && name != p.id() {
+			name = p.id() + " (shown as " + name + ")" // patterns are not about names that guests report
+		}
+		known = append(known, name)
+	}
+	if isPattern(pattern) {
+		return fmt.Sprintf("no guest matches %q: there is %s", pattern, strings.Join(known, ", "))
+	}
+	return fmt.Sprintf("no guest is called %q%s: want %s", pattern, yamltree.Suggest(pattern, known), yamltree.OneOf(known))
 }
 
 // ofGuest has a request name its guest as rules do. It refuses what would add a rule about a
@@ -81,7 +84,10 @@ func (s *Server) ofGuest(q forwards.Request) (forwards.Request, error) {
 
 // hint adds to why nothing was undone that the number is that of the host port, if it is.
 func (s *Server) hint(q forwards.Request, err error) error {
-	if text := hostPortHint(matchOf(q), "", s.o.Provider.List().Publications); text != "" && slices.Contains([]forwards.Op{forwards.Remove, forwards.Resume, forwards.Hide}, q.Op) {
+	if !slices.Contains([]forwards.Op{forwards.Remove, forwards.Resume, forwards.Hide}, q.Op) {
+		return err
+	}
+	if text := hostPortHint(matchOf(q), "", s.o.Provider.List().Publications); text != "" {
 		return fmt.Errorf("%w; %s", err, text)
 	}
 	return err

@@ -117,7 +117,7 @@ func TestUnknownGuests(t *testing.T) {
 	if r, _, err := h.do(t, request8080(forwards.Deny, 8080, "b*")); err != nil || r.Reason != "closes nothing now: guest build is not connected" {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if r, _, err := h.do(t, request8080(forwards.Deny, 8080, "x*")); err != nil || r.Reason != `closes nothing now: no guest has a name like "x*": there is vm or build` {
+	if r, _, err := h.do(t, request8080(forwards.Deny, 8080, "x*")); err != nil || r.Reason != `closes nothing now: no guest matches "x*": there is vsock://3:1023 (shown as vm), build` {
 		t.Errorf("%+v, %v", r, err)
 	}
 	// The guest was known when these were added.

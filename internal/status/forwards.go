@@ -213,11 +213,14 @@ func (s *Server) awaitDemand(ctx context.Context) {
 	})
 }
 
-// awaitOpened waits until the ports of a request that opens them are open as it asks for.
+// awaitOpened waits until the port of a request that opens it is open as it asks for.
 func (s *Server) awaitOpened(ctx context.Context, q forwards.Request) {
 	match, at := matchOf(q), rules.Asked()
 	if q.Bind != "" {
 		at, _ = rules.ParseHostAddress(q.Bind) // else the request was refused
+	}
+	if len(match.Ports) == 0 {
+		return // of an owner, or all: others are closed anyway
 	}
 	await(ctx, func() bool {
 		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {

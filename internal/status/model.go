@@ -142,9 +142,6 @@ func (p Publication) age(now time.Time) string {
 	return age
 }
 
-// asked reports whether the port is there because of a demand.
-func (p Publication) asked(d port.Demand) bool { return slices.Contains(p.Demands, d.String()) }
-
 // exposed reports whether other machines can reach the port by a rule for a time.
 func (p Publication) exposed() bool { return p.State == port.Active && !p.ExposedUntil.IsZero() }
 
