@@ -101,6 +101,13 @@ func TestForwardsAtRunTime(t *testing.T) {
 	run(r.hostCtl, "forward", "resume", "--all")
 	run(r.hostCtl, "allow", "8080")
 	open(28080)
+	run(r.hostCtl, "deny", "8080", "--guest", "vm") // which the configuration gives no name
+	open()
+	run(r.hostCtl, "allow", "8080", "--guest", "vm")
+	open(28080)
+	if _, stderr, code := fairlead(t, "deny", "8080", "--guest", "wm", "--control", r.hostCtl); code != 1 || !strings.Contains(stderr, `no guest is called "wm" (did you mean "vm"?)`) {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
 	run(r.agentCtl, "forward", "pause", "--all")
 	open()
 	run(r.agentCtl, "forward", "resume", "--all")
@@ -186,6 +193,16 @@ func TestExpose(t *testing.T) {
 	expose("--end")
 	open(false)
 	shows(r.hostCtl, false)
+	expose("--guest", "vm") // which the configuration gives no name
+	open(true)
+	if out, _, _ := fairlead(t, "ls", "--control", r.hostCtl); !strings.Contains(out, "(`fairlead expose 8080/tcp --end --guest 'unix://") {
+		t.Errorf("ls lacks the rule's own command: %s", out)
+	}
+	expose("--end", "--guest", "vm")
+	open(false)
+	if out, stderr, _ := fairlead(t, "forward", "add", "8080", "--bind", "all", "--control", r.hostCtl); !strings.Contains(out, "(narrower than --bind all, ") {
+		t.Errorf("%s%s", out, stderr)
+	}
 	if err := held.SetReadDeadline(time.Now().Add(wait.Limit())); err != nil {
 		t.Fatal(err)
 	}
