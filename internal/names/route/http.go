@@ -113,6 +113,9 @@ func passed() []string {
 // pass passes a request on, by a connection of its own: so each request is decided and dialled
 // as a connection to the port is, and no two clients share one.
 func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Request, to host.Reach) {
+	// A server may answer before it has read all. Without this http.Server would take up to 256 KiB
+	// of the body for itself when the answer begins, which the server then lacks.
+	_ = http.NewResponseController(w).EnableFullDuplex()
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return r.opt.Host.Dial(ctx, life, to)

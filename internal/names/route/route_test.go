@@ -459,6 +459,52 @@ func TestHeadersPass(t *testing.T) {
 	}
 }
 
+// A server that answers while it still reads gets the whole body: what follows the beginning of
+// the answer as well.
+func TestAnswerBeforeTheEndOfTheBody(t *testing.T) {
+	const part = "0123456789"
+	f := newFake()
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		w.WriteHeader(http.StatusOK)
+		for b := make([]byte, len(part)); ; {
+			n, err := q.Body.Read(b)
+			_, _ = w.Write(b[:n])
+			_ = http.NewResponseController(w).Flush()
+			if err != nil {
+				return
+			}
+		}
+	}))
+	defer echo.Close()
+	f.put("vm", "web", 80, echo.Listener.Addr().String())
+	_, web, _ := serve(t, f, nil)
+	conn, err := net.Dial("tcp", web.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nContent-Length: %d\r\n\r\n%s", 3*len(part), part)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatalf("no answer before the end of the body: %v", err)
+	}
+	defer resp.Body.Close()
+	for i := range 3 {
+		b := make([]byte, len(part))
+		if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != part {
+			t.Fatalf("part %d: %q, %v", i, b, err)
+		}
+		if i < 2 {
+			_, _ = io.WriteString(conn, part)
+		}
+	}
+	if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
+		t.Errorf("then %q, %v", rest, err)
+	}
+}
+
 // Events arrive while the answer goes on, and an upgraded connection moves both ways.
 func TestStreamsAndUpgrades(t *testing.T) {
 	f := newFake()
