@@ -36,6 +36,7 @@ import (
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/test/kit/leak"
+	kitports "github.com/fairlead/fairlead/test/kit/ports"
 	"github.com/fairlead/fairlead/test/kit/rounds"
 	"github.com/fairlead/fairlead/test/kit/usage"
 	"github.com/fairlead/fairlead/test/kit/wait"
@@ -161,7 +162,7 @@ func (f *fleet) agent(name string, u *hub) (p uint16, stop func()) {
 // changedAgent is agent with other options of its link.
 func (f *fleet) changedAgent(name string, u *hub, change func(*wss.DialOptions)) (p uint16, stop func()) {
 	f.t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", kitports.Free(f.t))) // the host needs the number, too
 	if err != nil {
 		f.t.Fatal(err)
 	}
