@@ -111,6 +111,23 @@ func (p Publication) named(m *rules.Match) bool {
 	return m.Matches(p.Guest, &about)
 }
 
+// namedBy returns the rows that a rule is about. What a guest publishes again is in the list as
+// unpublished for a moment more, and is left out as such.
+func namedBy(m *rules.Match, ports []Publication) (named []Publication) {
+	type id struct {
+		guest string
+		key   port.Key
+	}
+	published := make(map[id]bool)
+	for _, p := range ports {
+		if p.named(m) {
+			named = append(named, p)
+			published[id{p.Guest, p.Key()}] = published[id{p.Guest, p.Key()}] || !p.Unpublished
+		}
+	}
+	return slices.DeleteFunc(named, func(p Publication) bool { return p.Unpublished && published[id{p.Guest, p.Key()}] })
+}
+
 // describeRule describes a rule and the ports that it is about.
 func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	f := ForwardRule{
@@ -120,12 +137,7 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	if q, ok := forwards.Undo(r); ok {
 		f.Undo = &q
 	}
-	var named []Publication
-	for _, p := range ports {
-		if p.named(&r.Match) {
-			named = append(named, p)
-		}
-	}
+	named := namedBy(&r.Match, ports)
 	f.Ports = len(named)
 	switch {
 	case r.Deny:

@@ -182,6 +182,10 @@ func TestWhatRemainsClosed(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	closed.Unpublished, closed.Reason = true, "denied by rule 1"
+	h.ports = []Publication{closed, open(8080, 8080)} // the guest has just published it again
+	if f, err := h.forwards(); err != nil || f.Rules[0].State != "active" || f.Rules[0].Note != "" || f.Rules[0].Ports != 1 {
+		t.Errorf("%+v, %v", f, err)
+	}
 	h.ports = []Publication{closed}
 	if f, err := h.forwards(); err != nil || f.Rules[0].State != "denied" || f.Rules[0].Note != "the guest does not publish it: change that there" {
 		t.Errorf("%+v, %v", f, err)

@@ -222,9 +222,10 @@ func (s *Server) awaitOpened(ctx context.Context, q forwards.Request) {
 	if len(match.Ports) == 0 {
 		return // of an owner, or all: others are closed anyway
 	}
+	moves := q.OnConflict == port.OnConflictNext.String() || q.OnConflict == port.OnConflictAny.String()
 	await(ctx, func() bool {
 		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
-			closed := p.State == port.Denied || p.State == port.Pending && p.Reason == ""
+			closed := p.State == port.Denied || p.State == port.Pending && p.Reason == "" || moves && p.State == port.Conflict
 			return !p.Unpublished && p.named(&match) && (closed || p.narrower(at))
 		})
 	})

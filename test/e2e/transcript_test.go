@@ -182,11 +182,11 @@ func (r *rig) documented(atLeast int, of ...tried) {
 			return os.WriteFile(cliDoc, []byte(fresh), 0o644)
 		}
 		if alike(string(doc)) != alike(fresh) {
+			diff := gocmp.Diff(strings.Split(alike(string(doc)), "\n"), strings.Split(alike(fresh), "\n"))
 			if watched *= 2; watched > time.Minute {
-				t.Fatalf("docs/cli.md (-) differs from the output (+):\n%s",
-					gocmp.Diff(strings.Split(alike(string(doc)), "\n"), strings.Split(alike(fresh), "\n")))
+				t.Fatalf("docs/cli.md (-) differs from the output (+):\n%s", diff)
 			}
-			return errors.New("perhaps it takes longer")
+			return fmt.Errorf("docs/cli.md (-) differs from the output (+), which perhaps takes longer:\n%s", diff)
 		}
 		return nil
 	})
