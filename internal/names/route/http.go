@@ -34,6 +34,8 @@ func (r *Router) serveHTTP(ctx context.Context, ln net.Listener) error {
 		ConnContext:       conns.WithConn,
 		ConnState:         c.Changed,
 		ErrorLog:          slog.NewLogLogger(r.opt.Logger.Handler(), slog.LevelDebug),
+
+		DisableGeneralOptionsHandler: true, // it answers "OPTIONS *" of any name
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
@@ -113,9 +115,11 @@ func passed() []string {
 // pass passes a request on, by a connection of its own: so each request is decided and dialled
 // as a connection to the port is, and no two clients share one.
 func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Request, to host.Reach) {
-	// A server may answer before it has read all. Without this http.Server would take up to 256 KiB
-	// of the body for itself when the answer begins, which the server then lacks.
-	_ = http.NewResponseController(w).EnableFullDuplex()
+	in, body := q, newUpload(w, q)
+	if body != nil {
+		in = q.WithContext(q.Context()) // a copy: http.Server looks at the body of q
+		in.Body = body
+	}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return r.opt.Host.Dial(ctx, life, to)
@@ -134,19 +138,25 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 				}
 			}
 		},
-		ModifyResponse: func(*http.Response) error {
+		ModifyResponse: func(resp *http.Response) error {
 			r.count(resultOK)
+			if _, ok := resp.Header["Content-Type"]; !ok {
+				w.Header()["Content-Type"] = nil // or http.Server would guess one
+			}
+			body.answered(w)
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			r.count(resultFailed)
 			r.opt.Logger.Debug("request by name failed", "publication", to.ID.Key, "guest", to.ID.Guest, "err", err)
 			code, text := failure(err)
+			body.answered(w)
 			refuse(w, code, text)
 		},
 		ErrorLog: slog.NewLogLogger(r.opt.Logger.Handler(), slog.LevelDebug),
 	}
-	proxy.ServeHTTP(w, q)
+	proxy.ServeHTTP(w, in)
+	body.finish(w, q)
 }
 
 // failure returns what a client is told.

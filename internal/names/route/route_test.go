@@ -827,6 +827,171 @@ func TestLargeBodies(t *testing.T) {
 	}
 }
 
+// A header that the server does not send is not made up, whenever the body comes.
+func TestNoContentTypeIsGuessed(t *testing.T) {
+	f := newFake()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Content-Type"] = nil
+		_, _ = io.WriteString(w, "<html>text</html>")
+	}))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 80, s.Listener.Addr().String())
+	_, at, _ := serve(t, f, nil)
+	for range 20 {
+		if _, _, h := get(t, client(t, at), "http://web.localhost/"); h["Content-Type"] != nil {
+			t.Fatalf("Content-Type %q", h["Content-Type"])
+		}
+	}
+}
+
+// "OPTIONS *" is about a server, too, and is not answered for another one.
+func TestOptionsOfForeignNames(t *testing.T) {
+	_, at, _ := serve(t, newFake(), nil)
+	conn, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+	fmt.Fprint(conn, "OPTIONS * HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+	if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusMisdirectedRequest {
+		t.Errorf("%d %q", code, body)
+	}
+}
+
+// logged collects a log.
+type logged struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// unread serves a server that answers 401 and reads no body.
+func unread(t *testing.T, f *fake) {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 80, s.Listener.Addr().String())
+}
+
+// What remains of a body when the answer has ended is never taken for another request, and
+// the connection ends unless that is certain.
+func TestAnswerToAnUnreadBody(t *testing.T) {
+	for name, c := range map[string]struct {
+		refusal    error
+		head, body string
+		code       int
+	}{
+		"not dialled, sent with the head": {host.ErrDenied, "Content-Length: 5", "hello", 403},
+		"not dialled, chunked":            {host.ErrLimit, "Transfer-Encoding: chunked", "5\r\nhello\r\n0\r\n\r\n", 503},
+		"answered unread":                 {nil, "Content-Length: 5", "hello", 401},
+		"answered unread, chunked":        {nil, "Transfer-Encoding: chunked", "1d\r\nGET / HTTP/1.1\r\nHost: x.y\r\n\r\n\r\n0\r\n\r\n", 401},
+	} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, late %v", name, late), func(t *testing.T) {
+				f := newFake()
+				unread(t, f)
+				f.refusal = c.refusal
+				var log logged
+				_, at, _ := serve(t, f, func(o *Options) {
+					o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+				})
+				conn, err := net.Dial("tcp", at.String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+				in := bufio.NewReader(conn)
+				fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\n%s\r\n\r\n", c.head)
+				if !late {
+					_, _ = io.WriteString(conn, c.body)
+				}
+				resp, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if resp.StatusCode != c.code {
+					t.Errorf("answer %d, want %d", resp.StatusCode, c.code)
+				}
+				if late {
+					_, _ = io.WriteString(conn, c.body)
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				_ = resp.Body.Close()
+				_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: web.localhost\r\n\r\n")
+				next, err := http.ReadResponse(in, nil)
+				if err == nil {
+					_ = next.Body.Close()
+				}
+				switch {
+				case errors.Is(err, os.ErrDeadlineExceeded):
+					t.Error("the connection is kept, and nothing is answered")
+				case err != nil && !resp.Close:
+					t.Errorf("the connection ended unannounced: %v", err)
+				case err == nil && next.StatusCode != c.code:
+					t.Errorf("the next answer is %d, want %d", next.StatusCode, c.code)
+				}
+				if s := log.String(); strings.Contains(s, "panic") {
+					t.Errorf("log:\n%.2000s", s)
+				}
+			})
+		}
+	}
+}
+
+// A client that has an answer and never sends the rest of its body does not keep its connection.
+func TestAnsweredBodiesEnd(t *testing.T) {
+	for _, head := range []string{"Content-Length: 9", "Transfer-Encoding: chunked"} {
+		f := newFake()
+		unread(t, f)
+		_, at, _ := serve(t, f, nil)
+		conn, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\n%s\r\n\r\n", head)
+		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
+		if b, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) || !strings.HasPrefix(string(b), "HTTP/1.1 401 ") {
+			t.Errorf("%s: %q, %v", head, b, err)
+		}
+	}
+}
+
+// The answer to an upload that is refused early reaches a client that reads only when it has
+// sent all.
+func TestEarlyAnswerToALargeBody(t *testing.T) {
+	f := newFake()
+	unread(t, f)
+	_, at, _ := serve(t, f, nil)
+	conn, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+	const size = 900 << 10
+	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nContent-Length: %d\r\n\r\n", size)
+	if _, err := conn.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusUnauthorized {
+		t.Errorf("%d %q", code, body)
+	}
+}
+
 // A client that is refused, and never sends its body, does not keep its connection.
 func TestRefusedBodiesEnd(t *testing.T) {
 	_, at, _ := serve(t, newFake(), func(o *Options) { o.HeaderTimeout = 50 * time.Millisecond })
