@@ -974,7 +974,16 @@ func TestAnsweredBodiesEnd(t *testing.T) {
 // sent all.
 func TestEarlyAnswerToALargeBody(t *testing.T) {
 	f := newFake()
-	unread(t, f)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		c := http.NewResponseController(w)
+		_ = c.EnableFullDuplex()
+		w.Header().Set("Content-Length", "0")
+		w.WriteHeader(http.StatusUnauthorized)
+		_ = c.Flush()
+		_, _ = io.Copy(io.Discard, q.Body) // or its own end would be a reset
+	}))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 80, s.Listener.Addr().String())
 	_, at, _ := serve(t, f, nil)
 	conn, err := net.Dial("tcp", at.String())
 	if err != nil {
