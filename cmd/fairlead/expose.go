@@ -77,7 +77,8 @@ func expose(c *cobra.Command, control string, q forwards.Request, at string) err
 	check := func(at []netip.AddrPort) firewall.Report {
 		return firewall.Read(c.Context()).CheckAll(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
 	}
-	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), status.EndCommand(slot.String(), q.Guest), v, check)
+	end := forwards.Request{Op: forwards.Hide, Protocol: q.Protocol, Port: q.Port, Guest: q.Guest}
+	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), end.Command(), v, check)
 }
 
 // reportFirewall implements status.Firewall, for the page.

@@ -32,7 +32,7 @@ func TestWriteExposed(t *testing.T) {
 		v.Result = forwards.Result{Added: []string{"expose 8080/tcp"}}
 		v.Rules = []status.ForwardRule{{Name: "expose 8080/tcp", Reason: "taken", Until: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}}
 		var out strings.Builder
-		err := writeExposed(&out, status.Painter{}, "8080/tcp", status.EndCommand("8080/tcp", ""), v, func([]netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
+		err := writeExposed(&out, status.Painter{}, "8080/tcp", "fairlead expose 8080/tcp --end", v, func([]netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
 		if err != nil || out.String() != want {
 			t.Errorf("%v\n%swant\n%s", err, out.String(), want)
 		}

@@ -178,8 +178,8 @@ func joined(notes ...string) string {
 func narrower(r rules.Rule, named []Publication) string {
 	for _, p := range named {
 		if !r.Exposes() && p.narrower(r.HostAddress) {
-			return fmt.Sprintf("narrower than --bind %s, because neither the configuration nor the agent opens more; on the host `fairlead expose %s%s` does for a time",
-				r.HostAddress, p.Key().Slot(), flagOf(r.Match.Guest))
+			return fmt.Sprintf("narrower than --bind %s, because neither the configuration nor the agent opens more; on the host `%s` does for a time",
+				r.HostAddress, forwards.Request{Op: forwards.Expose, Protocol: p.Protocol, Port: p.Port, Guest: r.Match.Guest}.Command())
 		}
 	}
 	return ""
@@ -312,26 +312,12 @@ func hostPortHint(m rules.Match, command string, ports []Publication) string {
 			return "" // the rule is about it
 		}
 		text := fmt.Sprintf("%d is the host port of guest port %s", n, slot)
-		if words := map[string]string{"deny": "deny", "pause": "forward pause", "allow": "allow", "expose": "expose"}[command]; words != "" {
-			text += fmt.Sprintf(": `fairlead %s %s%s`", words, slot, flagOf(m.Guest))
+		if op := forwards.Op(command); slices.Contains([]forwards.Op{forwards.Deny, forwards.Pause, forwards.Allow, forwards.Expose}, op) {
+			text += ": `" + forwards.Request{Op: op, Protocol: p.Protocol, Port: p.Port, Guest: m.Guest}.Command() + "`"
 		}
 		return text
 	}
 	return ""
-}
-
-// flagOf is the flag that limits a command to guests, for a shell.
-func flagOf(guest string) string {
-	if guest == "" {
-		return ""
-	}
-	return " --guest '" + guest + "'" // which may have a *
-}
-
-// EndCommand is the command that ends an exposure of "8080/tcp", of all guests or of those
-// that the rule names.
-func EndCommand(slot, guest string) string {
-	return "fairlead expose " + slot + " --end" + flagOf(guest)
 }
 
 // setExposedEnds sets which commands end the exposures of rows.
@@ -345,7 +331,7 @@ func (s *Server) setExposedEnds(ports []Publication) {
 		for _, r := range list {
 			undo, ok := forwards.Undo(r)
 			if ok && undo.Op == forwards.Hide && p.exposed() && r.Until.Equal(p.ExposedUntil) && p.named(&r.Match) {
-				p.ExposedEnd = EndCommand(p.Key().Slot().String(), undo.Guest)
+				p.ExposedEnd = undo.Command()
 				break
 			}
 		}

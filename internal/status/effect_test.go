@@ -146,7 +146,7 @@ func TestRulesWithoutPorts(t *testing.T) {
 		{forwards.Deny, 7070, "", "closes nothing now: " + notServed},
 		{forwards.Deny, 7070, "build", "closes nothing now: guest build is not connected"},
 		{forwards.Deny, 18080, "", "closes nothing now: " + notServed + "; " + hint + ": `fairlead deny 8080/tcp`"},
-		{forwards.Pause, 18080, "vm", "closes nothing now: " + notServed + "; " + hint + ": `fairlead forward pause 8080/tcp --guest '" + vmID + "'`"},
+		{forwards.Pause, 18080, "vm", "closes nothing now: " + notServed + "; " + hint + ": `fairlead forward pause 8080/tcp --guest " + vmID + "`"},
 		{forwards.Allow, 18081, "", notServed},
 		{forwards.Add, 18080, "", notServed + "; " + hint},
 		{forwards.Add, 7070, "build", "guest build is not connected"},
@@ -230,7 +230,7 @@ func TestNarrowerThanBind(t *testing.T) {
 		q.Bind = c.bind
 		want := ""
 		if c.narrower {
-			want = "narrower than --bind " + c.bind + ", because neither the configuration nor the agent opens more; on the host `fairlead expose 8080/tcp --guest '" + vmID + "'` does for a time"
+			want = "narrower than --bind " + c.bind + ", because neither the configuration nor the agent opens more; on the host `fairlead expose 8080/tcp --guest " + vmID + "` does for a time"
 		}
 		if r, _, err := h.do(t, q); err != nil || r.State != "active" || r.Note != want {
 			t.Errorf("--bind %q at %s: %+v, %v; want %q", c.bind, c.at, r, err, want)
@@ -257,7 +257,7 @@ func TestExposedEndIsTheRules(t *testing.T) {
 	byHand.ExposedUntil = h.ports[0].ExposedUntil
 	ports := append(h.ports, byHand)
 	h.setExposedEnds(ports)
-	for i, want := range []string{"fairlead expose 8080/tcp --end --guest '" + vmID + "'", "fairlead expose 9090/tcp --end", "", ""} {
+	for i, want := range []string{"fairlead expose 8080/tcp --end --guest " + vmID + "", "fairlead expose 9090/tcp --end", "", ""} {
 		if ports[i].ExposedEnd != want {
 			t.Errorf("%s: %q, want %q", ports[i].Key(), ports[i].ExposedEnd, want)
 		}

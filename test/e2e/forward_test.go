@@ -195,7 +195,7 @@ func TestExpose(t *testing.T) {
 	shows(r.hostCtl, false)
 	expose("--guest", "vm") // which the configuration gives no name
 	open(true)
-	if out, _, _ := fairlead(t, "ls", "--control", r.hostCtl); !strings.Contains(out, "(`fairlead expose 8080/tcp --end --guest 'unix://") {
+	if out, _, _ := fairlead(t, "ls", "--control", r.hostCtl); !strings.Contains(out, "(`fairlead expose 8080/tcp --end --guest unix://") {
 		t.Errorf("ls lacks the rule's own command: %s", out)
 	}
 	expose("--end", "--guest", "vm")

@@ -10,83 +10,15 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/claims"
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 )
 
-// target is what a run-time rule is about, and the command that adds or removes it.
-type target struct {
-	slot   port.Slot
-	demand port.Demand
-	owner  string // of a rule that pauses
-	guest  string // empty for all
-}
-
-// targetOf returns the target of a run-time rule.
-func targetOf(r *rules.Rule) target {
-	t := target{demand: r.Match.Demand, owner: r.Match.Name, guest: r.Match.Guest}
-	if len(r.Match.Ports) > 0 {
-		t.slot = port.Slot{Protocol: r.Match.Protocol, Port: r.Match.Ports[0].First}
-	}
-	return t
-}
-
-// subject returns "8080/tcp" or "db:5432/tcp".
-func (t target) subject() string {
-	if !t.demand.IsZero() {
-		return t.demand.String()
-	}
-	return t.slot.String()
-}
-
-// name is how the rule that a command makes for t is called behind its first word.
-func (t target) name() string {
-	s := t.subject()
-	switch {
-	case t.owner != "":
-		s = "owner " + t.owner
-	case t.slot.Port == 0:
-		s = "all"
-	}
-	if t.guest != "" {
-		s += " of guest " + t.guest
-	}
-	return s
-}
-
-// args is t as arguments of a command, with flags behind the subject.
-func (t target) args(flags ...string) string {
-	list := []string{t.subject()}
-	switch {
-	case t.owner != "":
-		list = []string{"--owner " + quoteArg(t.owner)}
-	case t.slot.Port == 0:
-		list = []string{"--all"}
-	}
-	list = append(list, flags...)
-	if t.guest != "" {
-		list = append(list, "--guest "+quoteArg(t.guest))
-	}
-	return strings.Join(list, " ")
-}
-
-// quoteArg returns s as one word of a shell.
-func quoteArg(s string) string {
-	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || strings.ContainsRune("\"'`$\\*?[]{}()<>|&;!#~", r) }) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
 // undo returns the command that undoes a run-time rule, unless it was written by hand.
 func undo(r *rules.Rule) (command string, ok bool) {
-	word, _, _ := strings.Cut(r.Name, " ")
-	commands := map[string]string{"deny": "allow", "pause": "forward resume", "forward": "forward rm", "allow": "forward rm"}
-	t := targetOf(r)
-	if commands[word] == "" || r.Name != word+" "+t.name() {
-		return "", false
-	}
-	return "fairlead " + commands[word] + " " + t.args(), true
+	q, ok := forwards.Undo(*r)
+	return q.Command(), ok
 }
 
 // matching returns the run-time rules that decide about p, or would if those before them
@@ -136,7 +68,7 @@ func (f *Facts) relocate(p *Publication, o Outcome) string {
 		return fmt.Sprintf("give this port another one by the rules of the host, which chose %d: on the host, `fairlead explain %s` says how", at, p.Slot())
 	}
 	to := f.freePort(p.Protocol, at)
-	t, added, byHand := f.targetFor(p)
+	t, added, byHand := f.forwardFor(p)
 	if byHand != nil {
 		return fmt.Sprintf("give this port another one: hostPort of the rule %q in %s", byHand.Name, f.ForwardsFile)
 	}
@@ -151,56 +83,62 @@ func (f *Facts) relocate(p *Publication, o Outcome) string {
 		return give + strings.Join(remove, "") + f.portRule(p, to)
 	}
 	// What the first of these rules says beside the port remains.
-	var flags []string
 	if first := f.matching(p); len(first) > 0 {
 		if a := first[0].HostAddress; a != rules.Asked() {
-			flags = append(flags, "--bind "+a.String())
+			t.Bind = a.String()
 		}
 	}
-	s := give + strings.Join(remove, "") + "`fairlead forward add " + t.args(append([]string{fmt.Sprintf("--to %d", to)}, flags...)...) + "`"
+	moved := t
+	moved.To = to
+	s := give + strings.Join(remove, "") + "`" + moved.Command() + "`"
 	if f.Host {
-		next := []string{"--on-conflict next"}
 		if at != p.Port {
-			next = append([]string{fmt.Sprintf("--to %d", at)}, next...)
+			t.To = at
 		}
-		s += ", or the next free one: `fairlead forward add " + t.args(append(next, flags...)...) + "`"
+		t.OnConflict = port.OnConflictNext.String()
+		s += ", or the next free one: `" + t.Command() + "`"
 	}
 	return s
 }
 
-// targetFor returns for what a forward must be added so that it decides about p, and the
-// run-time rules that must be removed before. ByHand is one that would decide all the same.
-func (f *Facts) targetFor(p *Publication) (t target, remove []*rules.Rule, byHand *rules.Rule) {
-	t.slot = p.Slot()
+// forwardFor returns the forward that must be added so that it decides about p, without what it
+// says of the host, and the run-time rules that must be removed before. ByHand is one that would
+// decide all the same.
+func (f *Facts) forwardFor(p *Publication) (t forwards.Request, remove []*rules.Rule, byHand *rules.Rule) {
+	t.Op = forwards.Add
 	for _, o := range p.Origins {
-		if d, err := port.ParseDemand(o.ID); o.Source == port.SourceDemand && err == nil && t.demand.IsZero() {
-			t.demand = d
+		if d, err := port.ParseDemand(o.ID); o.Source == port.SourceDemand && err == nil && t.Demand == "" {
+			t.Demand = d.String()
 		}
 	}
 	list := f.matching(p)
 	if len(list) > 0 {
 		if d := list[0].Match.Demand; !d.IsZero() {
-			t.demand = d
+			t.Demand = d.String()
 		}
 		if list[0].Match.Guest == p.Guest {
-			t.guest = p.Guest
+			t.Guest = p.Guest
 		}
 	}
 	if f.Host && len(f.Sources) > 1 {
-		t.guest = p.Guest
+		t.Guest = p.Guest
+	}
+	if t.Demand == "" {
+		t.Protocol, t.Port = p.Protocol, p.Port
 	}
 	for i := range f.Runtime {
 		r := &f.Runtime[i]
-		if n, ok := rank(r); ok && n > t.rank() {
+		if n, ok := forwards.Rank(*r); ok && n > t.ForwardRank() {
 			break // the new one comes before it
 		}
 		if !slices.Contains(list, r) {
 			continue
 		}
-		o := targetOf(r)
-		if _, made := undo(r); !made || o.guest != "" && o.guest != p.Guest {
+		o, made := forwards.Undo(*r)
+		if !made || o.Guest != "" && o.Guest != p.Guest {
 			return t, nil, r
 		}
+		o.Op = t.Op
 		if o != t || !strings.HasPrefix(r.Name, "allow ") { // a forward replaces that
 			remove = append(remove, r)
 		}
@@ -208,37 +146,11 @@ func (f *Facts) targetFor(p *Publication) (t target, remove []*rules.Rule, byHan
 	return t, remove, nil
 }
 
-// rank is the place of a forward for t among those that were added: what names a container
-// or Service comes before what names a port, and one guest before all.
-func (t target) rank() int {
-	n := 4
-	if t.guest != "" {
-		n--
-	}
-	if !t.demand.IsZero() {
-		n -= 2
-	}
-	return n
-}
-
-// rank is the place of a rule that was added, false for other rules, which remain where they
-// are.
-func rank(r *rules.Rule) (n int, ok bool) {
-	switch word, _, _ := strings.Cut(r.Name, " "); word {
-	case "pause", "deny":
-		return 0, true
-	case "forward", "allow":
-		return targetOf(r).rank(), true
-	case "expose":
-		return 5, true
-	}
-	return 0, false
-}
-
 // movesHolder reports whether a forward for t moves also the port that has the address.
-func (f *Facts) movesHolder(p *Publication, t target, o Outcome) bool {
+func (f *Facts) movesHolder(p *Publication, t forwards.Request, o Outcome) bool {
+	demand, err := port.ParseDemand(t.Demand)
 	return slices.ContainsFunc(f.Publications, func(q Publication) bool {
-		return q.Key != p.Key && q.Slot() == p.Slot() && q.Guest == p.Guest && (t.demand.IsZero() || q.Demanded(t.demand)) &&
+		return q.Key != p.Key && q.Slot() == p.Slot() && q.Guest == p.Guest && (err != nil || q.Demanded(demand)) &&
 			slices.ContainsFunc(q.Outcomes, func(a Outcome) bool { return a.State == port.Active && claims.Overlap(a.HostAddress, o.HostAddress) })
 	})
 }

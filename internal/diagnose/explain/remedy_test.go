@@ -148,12 +148,3 @@ func TestRemedyWithoutForwardsFile(t *testing.T) {
 		t.Errorf("%q", next)
 	}
 }
-
-// Arguments remain one word in a shell.
-func TestQuoteArg(t *testing.T) {
-	for s, want := range map[string]string{"web": "web", "vsock://3:1023": "vsock://3:1023", "a b": "'a b'", "web-*": "'web-*'", "it's": `'it'\''s'`, "": "''"} {
-		if got := quoteArg(s); got != want {
-			t.Errorf("%q: %s, want %s", s, got, want)
-		}
-	}
-}
