@@ -53,10 +53,11 @@ type Receiver struct {
 	anyone bool            // conn is not connected
 	raw    syscall.RawConn // nil where a read has to wait with its frame
 	try    func(fd uintptr) bool
+	told   []byte // room for the address of a datagram; empty if that is conn's own, or not told
 
 	frame *Frame
 	n     int
-	from  netip.AddrPort
+	from  Client
 	err   error
 }
 
@@ -64,8 +65,11 @@ type Receiver struct {
 // keeps datagrams apart.
 func NewReceiver(conn net.Conn) *Receiver {
 	r := &Receiver{conn: conn, raw: rawConn(conn)}
-	if _, ok := conn.(*net.UDPConn); ok {
-		r.anyone = conn.RemoteAddr() == nil
+	if udp, ok := conn.(*net.UDPConn); ok && conn.RemoteAddr() == nil {
+		r.anyone = true
+		if wildcard(udp) {
+			r.told = receiveAt(udp)
+		}
 	}
 	r.try = r.receive
 	return r
@@ -74,7 +78,7 @@ func NewReceiver(conn net.Conn) *Receiver {
 // Receive waits for a datagram of n bytes, which follows FrameHead bytes of
 // frame. The caller gives frame back. From is set for sockets that are not
 // connected.
-func (r *Receiver) Receive() (frame *Frame, n int, from netip.AddrPort, err error) {
+func (r *Receiver) Receive() (frame *Frame, n int, from Client, err error) {
 	if r.raw == nil {
 		r.wait()
 	} else if err := r.raw.Read(r.try); err != nil {
@@ -90,7 +94,8 @@ func (r *Receiver) wait() {
 	r.frame = BorrowFrame()
 	b := r.frame[FrameHead:]
 	if r.anyone {
-		r.n, r.from, r.err = r.conn.(*net.UDPConn).ReadFromUDPAddrPort(b)
+		r.n, r.from.Addr, r.err = r.conn.(*net.UDPConn).ReadFromUDPAddrPort(b)
+		r.from.Addr = netip.AddrPortFrom(r.from.Addr.Addr().Unmap(), r.from.Addr.Port())
 	} else {
 		r.n, r.err = r.conn.Read(b)
 	}

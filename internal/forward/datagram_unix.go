@@ -53,8 +53,15 @@ func (r *Receiver) recv(fd int) (err error) {
 		return err
 	}
 	var from syscall.Sockaddr
-	r.n, from, err = syscall.Recvfrom(fd, b, 0)
-	r.from = addrPort(from)
+	var at netip.Addr
+	if len(r.told) == 0 {
+		r.n, from, err = syscall.Recvfrom(fd, b, 0)
+	} else {
+		var told int
+		r.n, told, _, from, err = syscall.Recvmsg(fd, b, r.told, 0)
+		at = arrivedAt(r.told[:max(told, 0)])
+	}
+	r.from = Client{addrPort(from), at}
 	return err
 }
 

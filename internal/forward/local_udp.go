@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
@@ -19,22 +20,16 @@ const (
 	localQueue   = 64   // datagrams of one client that wait for its server
 )
 
-// PacketConn is a UDP socket (net.UDPConn, own.UDPConn).
-type PacketConn interface {
-	ReadFromUDPAddrPort(b []byte) (n int, from netip.AddrPort, err error)
-	WriteToUDPAddrPort(b []byte, to netip.AddrPort) (n int, err error)
-	Close() error
-}
-
 // Clients makes flows of the datagrams that arrive at a socket within the guest,
-// one for each client address.
+// one for each client.
 type Clients struct {
-	conn  PacketConn
+	conn  *own.UDPConn
+	from  *Receiver // of conn
 	begin Begin
 
 	mu      sync.Mutex
 	closed  bool
-	clients map[netip.AddrPort]*client
+	clients map[Client]*client
 	wg      sync.WaitGroup
 }
 
@@ -44,8 +39,8 @@ type Clients struct {
 type Begin func(from netip.AddrPort) (serve func(Datagrams), flow *Flow)
 
 // NewClients returns the clients of conn, which it owns from now on.
-func NewClients(conn PacketConn, begin Begin) *Clients {
-	return &Clients{conn: conn, begin: begin, clients: make(map[netip.AddrPort]*client)}
+func NewClients(conn *own.UDPConn, begin Begin) *Clients {
+	return &Clients{conn: conn, from: NewReceiver(conn.UDPConn), begin: begin, clients: make(map[Client]*client)}
 }
 
 // Close closes the socket and resets the flows, whose answers can no longer be sent.
@@ -62,14 +57,14 @@ func (c *Clients) Close() error {
 // Run reads datagrams until Close. All flows have ended when it returns.
 func (c *Clients) Run(ctx context.Context) {
 	defer c.wg.Wait()
-	buf := make([]byte, MaxDatagram)
 	pause := schedule.Backoff{Min: time.Millisecond, Max: time.Second}
 	for {
-		n, from, err := c.conn.ReadFromUDPAddrPort(buf)
+		frame, n, from, err := c.from.Receive()
 		switch {
 		case err == nil:
 			pause.Reset()
-			c.receive(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), buf[:n])
+			c.receive(from, frame[FrameHead:FrameHead+n])
+			frame.Return()
 		case errors.Is(err, net.ErrClosed):
 			return
 		default: // short of memory
@@ -82,7 +77,7 @@ func (c *Clients) Run(ctx context.Context) {
 
 // receive queues a copy of a datagram for its client's flow, and drops it if the
 // queue is full.
-func (c *Clients) receive(from netip.AddrPort, b []byte) {
+func (c *Clients) receive(from Client, b []byte) {
 	v := c.client(from)
 	if v == nil {
 		return
@@ -93,9 +88,8 @@ func (c *Clients) receive(from netip.AddrPort, b []byte) {
 	}
 }
 
-// client returns the client at an address, nil if it is not served. Only Run
-// calls it.
-func (c *Clients) client(from netip.AddrPort) *client {
+// client returns a client, nil if it is not served. Only Run calls it.
+func (c *Clients) client(from Client) *client {
 	c.mu.Lock()
 	v := c.clients[from]
 	full := len(c.clients) >= localClients
@@ -103,11 +97,13 @@ func (c *Clients) client(from netip.AddrPort) *client {
 	if v != nil || full {
 		return v
 	}
-	serve, flow := c.begin(from)
+	serve, flow := c.begin(from.Addr)
 	if flow == nil {
 		return nil
 	}
-	v = &client{conn: c.conn, addr: from, flow: flow, queue: make(chan []byte, localQueue), stopped: make(chan struct{})}
+	v = &client{
+		answers: NewAnswers(c.conn.UDPConn, from), flow: flow, queue: make(chan []byte, localQueue), stopped: make(chan struct{}),
+	}
 	c.mu.Lock()
 	c.clients[from] = v
 	if c.closed {
@@ -125,11 +121,10 @@ func (c *Clients) client(from netip.AddrPort) *client {
 
 // client is the Datagrams of one client of a Clients.
 type client struct {
-	conn  PacketConn
-	addr  netip.AddrPort
-	flow  *Flow
-	queue chan []byte
-	next  []byte // taken from queue by Wait
+	answers Answers
+	flow    *Flow
+	queue   chan []byte
+	next    []byte // taken from queue by Wait
 
 	once    sync.Once
 	stopped chan struct{}
@@ -159,7 +154,7 @@ func (c *client) Receive(b []byte) (int, error) {
 
 // Send implements Datagrams. What the network does not take is lost, as UDP may.
 func (c *client) Send(frame []byte) error {
-	if _, err := c.conn.WriteToUDPAddrPort(frame[FrameHead:], c.addr); errors.Is(err, net.ErrClosed) {
+	if err := c.answers.Send(frame[FrameHead:]); errors.Is(err, net.ErrClosed) {
 		return err
 	}
 	return nil

@@ -32,25 +32,27 @@ var (
 	errStuck   = errors.New("too much is queued for the link")
 )
 
-// udpPort is one UDP listener. Each client address is one flow.
+// udpPort is one UDP listener. Each client is one flow.
 type udpPort struct {
-	s  *slot
-	pc *own.UDPConn
+	s    *slot
+	pc   *own.UDPConn
+	from *forward.Receiver // of pc
 
 	mu      sync.Mutex
 	closed  bool
-	clients map[netip.AddrPort]*udpClient
+	clients map[forward.Client]*udpClient
 	recent  list.List // of *udpClient, the most recently used in front
 	queued  int       // bytes in all queues
 }
 
 type udpClient struct {
-	claim *claim
-	addr  netip.AddrPort
-	at    *list.Element
-	flow  *forward.Flow
-	trace *trace.Flow // nil if it is not traced
-	idle  *forward.Idle
+	claim   *claim
+	client  forward.Client
+	answers forward.Answers
+	at      *list.Element
+	flow    *forward.Flow
+	trace   *trace.Flow // nil if it is not traced
+	idle    *forward.Idle
 
 	// Datagrams that the link does not take at once are queued.
 	stream  atomic.Pointer[link.Datagrams] // nil before it is open
@@ -66,7 +68,7 @@ type queued struct {
 }
 
 func newUDPPort(s *slot, pc *own.UDPConn) *udpPort {
-	return &udpPort{s: s, pc: pc, clients: make(map[netip.AddrPort]*udpClient)}
+	return &udpPort{s: s, pc: pc, from: forward.NewReceiver(pc.UDPConn), clients: make(map[forward.Client]*udpClient)}
 }
 
 // Close stops listening and ends the flows of all clients.
@@ -93,8 +95,8 @@ func (p *udpPort) retarget(c *claim) {
 
 // drop ends a client's flow. p.mu is held.
 func (p *udpPort) drop(c *udpClient, cause error) {
-	if p.clients[c.addr] == c {
-		delete(p.clients, c.addr)
+	if p.clients[c.client] == c {
+		delete(p.clients, c.client)
 		p.recent.Remove(c.at)
 	}
 	c.flow.Reset(cause)
@@ -102,10 +104,9 @@ func (p *udpPort) drop(c *udpClient, cause error) {
 
 // run serves datagrams until the listener is closed.
 func (p *udpPort) run(ctx context.Context) {
-	r := forward.NewReceiver(p.pc.UDPConn)
 	pause := schedule.Backoff{Min: time.Millisecond, Max: receivePause}
 	for {
-		err := p.receive(ctx, r)
+		err := p.receive(ctx)
 		switch {
 		case err == nil:
 			pause.Reset()
@@ -123,13 +124,13 @@ func (p *udpPort) run(ctx context.Context) {
 }
 
 // receive serves one datagram.
-func (p *udpPort) receive(ctx context.Context, r *forward.Receiver) error {
-	frame, n, from, err := r.Receive()
+func (p *udpPort) receive(ctx context.Context) error {
+	frame, n, from, err := p.from.Receive()
 	if err != nil {
 		return err
 	}
 	defer frame.Return()
-	c := p.client(ctx, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
+	c := p.client(ctx, from)
 	if c == nil {
 		return nil
 	}
@@ -143,8 +144,8 @@ func (p *udpPort) receive(ctx context.Context, r *forward.Receiver) error {
 	return nil
 }
 
-// client returns the client at an address, nil if it is not served.
-func (p *udpPort) client(ctx context.Context, from netip.AddrPort) *udpClient {
+// client returns what is held of a client, nil if it is not served.
+func (p *udpPort) client(ctx context.Context, from forward.Client) *udpClient {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -176,7 +177,7 @@ func (c *udpClient) try(frame []byte) (rest []byte, begun bool) {
 func (p *udpPort) queue(c *udpClient, q queued) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.clients[c.addr] != c {
+	if p.clients[c.client] != c {
 		return // its flow ended meanwhile
 	}
 	if p.queued+len(q.frame) > portQueue || len(c.queue) == cap(c.queue) {
@@ -193,7 +194,7 @@ func (p *udpPort) queue(c *udpClient, q queued) {
 }
 
 // enter begins the flow of a new client. p.mu is held.
-func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
+func (p *udpPort) enter(ctx context.Context, from forward.Client) *udpClient {
 	h, claim := p.s.h, p.s.winner.Load()
 	if len(p.clients) >= h.opt.MaxUDPClients {
 		h.stats.evicted.Add(1)
@@ -204,7 +205,10 @@ func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
 		h.stats.overLimit.Add(1)
 		return nil
 	}
-	c := &udpClient{claim: claim, addr: from, queue: make(chan queued, clientQueue), flow: f, trace: h.trace(claim, from)}
+	c := &udpClient{
+		claim: claim, client: from, answers: forward.NewAnswers(p.pc.UDPConn, from), queue: make(chan queued, clientQueue),
+		flow: f, trace: h.trace(claim, from.Addr),
+	}
 	c.idle = forward.NewIdle(h.opt.UDPIdle, func() { f.Reset(errIdle) })
 	c.at = p.recent.PushFront(c)
 	p.clients[from] = c
@@ -217,7 +221,7 @@ func (p *udpPort) enter(ctx context.Context, from netip.AddrPort) *udpClient {
 		p.leave(c)
 		c.trace.End(err)
 		if !errors.Is(err, errIdle) && !errors.Is(err, net.ErrClosed) {
-			claim.guest.log.Debug("flow ended", "publication", claim.key, "peer", from, "err", err)
+			claim.guest.log.Debug("flow ended", "publication", claim.key, "peer", from.Addr, "err", err)
 		}
 	})
 	return c
@@ -240,7 +244,7 @@ func (p *udpPort) leave(c *udpClient) {
 
 // carry moves a client's datagrams both ways until its flow ends, and returns why.
 func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
-	s, err := p.s.h.stream(ctx, c.claim, c.addr, netip.AddrPort{})
+	s, err := p.s.h.stream(ctx, c.claim, c.client.Addr, netip.AddrPort{})
 	if err != nil {
 		return err
 	}
@@ -323,7 +327,7 @@ func (p *udpPort) reply(c *udpClient, stream *link.Datagrams) error {
 	c.idle.Touch()
 	p.s.h.meter.BToA.Add(uint64(n))
 	c.trace.Moved(trace.ToHost, n, frame[:n])
-	if _, err := p.pc.WriteToUDPAddrPort(frame[:n], c.addr); errors.Is(err, net.ErrClosed) {
+	if err := c.answers.Send(frame[:n]); errors.Is(err, net.ErrClosed) {
 		return err
 	}
 	return nil // datagrams may be lost
