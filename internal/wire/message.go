@@ -5,6 +5,7 @@ package wire
 import (
 	"fmt"
 	"io"
+	"net/netip"
 )
 
 // ReadControl reads and checks the next control message. An error that is
@@ -85,10 +86,15 @@ func ReadRequest(r io.Reader) (FlowRequest, error) {
 	return q, nil
 }
 
-// WriteRequest writes q in a single Write.
+// WriteRequest writes q in a single Write. Zones are left out: they are names of the host's
+// interfaces, which mean nothing in the guest and on Windows are any text.
 func WriteRequest(w io.Writer, q FlowRequest) error {
-	q.Peer, q.At = unmapPort(q.Peer), unmapPort(q.At)
+	q.Peer, q.At = unzoned(unmapPort(q.Peer)), unzoned(unmapPort(q.At))
 	return writeFrame(w, &q, MaxRequestFrame)
+}
+
+func unzoned(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().WithZone(""), a.Port())
 }
 
 // ReadReply reads and checks the answer to a flow request.

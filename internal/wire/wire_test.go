@@ -139,6 +139,22 @@ func TestFlowGolden(t *testing.T) {
 	}
 }
 
+// Windows names interfaces "Ethernet 2": a client at a link-local address of one is served, too.
+func TestFlowRequestWithoutZones(t *testing.T) {
+	q := FlowRequest{
+		Key: key(port.TCP, "0.0.0.0", 8080), Peer: netip.MustParseAddrPort("[fe80::1%Ethernet 2]:51000"),
+		At: netip.MustParseAddrPort("[fe80::2%Ethernet 2]:8080"),
+	}
+	var b bytes.Buffer
+	if err := WriteRequest(&b, q); err != nil {
+		t.Fatal(err)
+	}
+	want := FlowRequest{Key: q.Key, Peer: netip.MustParseAddrPort("[fe80::1]:51000"), At: netip.MustParseAddrPort("[fe80::2]:8080")}
+	if got, err := ReadRequest(&b); err != nil || got != want {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	}
+}
+
 // Where the client connected is an extra that a peer may leave out, and an older one ignores
 // as any field that it does not know.
 func TestFlowRequestAt(t *testing.T) {
