@@ -72,6 +72,18 @@ func (c *Set) Enter(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.silent = append(c.silent, conn)
+	c.trim(most)
+}
+
+// MakeRoom closes silent connections beyond SilentScarce, as few file descriptors are left.
+func (c *Set) MakeRoom() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.trim(c.SilentScarce)
+}
+
+// trim closes the oldest silent connections beyond most. c.mu is held.
+func (c *Set) trim(most int) {
 	for len(c.silent) > most {
 		_ = c.silent[0].Close()
 		c.silent = slices.Delete(c.silent, 0, 1)

@@ -24,7 +24,7 @@ const usualHTTP = 80
 
 // serveHTTP serves a listener until ctx ends, or the listener fails.
 func (r *Router) serveHTTP(ctx context.Context, ln net.Listener) error {
-	var c conns.Set
+	c := &conns.Set{Silent: maxSilent, SilentScarce: maxSilentScarce}
 	srv := &http.Server{
 		Handler:           c.Handler(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { r.handle(ctx, w, q) })),
 		ReadHeaderTimeout: r.opt.HeaderTimeout,
@@ -39,7 +39,7 @@ func (r *Router) serveHTTP(ctx context.Context, ln net.Listener) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
-	err := srv.Serve(r.accept(ln, &c))
+	err := srv.Serve(&listener{Listener: ln, r: r, silent: c, most: maxConns})
 	_ = srv.Close()
 	return err
 }

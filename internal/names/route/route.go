@@ -17,7 +17,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/conns"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/own"
@@ -174,44 +173,6 @@ func (r *Router) note(p *place, err string) {
 	default:
 		r.opt.Logger.Warn("cannot serve names; retrying", "protocol", p.protocol, "at", p.at, "err", err)
 	}
-}
-
-// accept limits the connections of a listener, which c is about.
-func (r *Router) accept(ln net.Listener, c *conns.Set) net.Listener {
-	c.Most, c.Silent, c.SilentScarce = maxConns, maxSilent, maxSilentScarce
-	return c.Limit(plenty{ln, r})
-}
-
-// plenty closes connections at once while too few descriptors are left, and counts the others.
-type plenty struct {
-	net.Listener
-	r *Router
-}
-
-func (l plenty) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		switch {
-		case err != nil:
-			return nil, err
-		case !own.Scarce(conn, own.ForFlow):
-			l.r.open[0].Add(1)
-			return &counted{Conn: conn, ended: sync.OnceFunc(func() { l.r.open[0].Add(-1) })}, nil
-		}
-		_ = conn.Close()
-		l.r.refused.Add(1)
-	}
-}
-
-// counted is a connection that is counted until it is closed.
-type counted struct {
-	net.Conn
-	ended func()
-}
-
-func (c *counted) Close() error {
-	defer c.ended()
-	return c.Conn.Close()
 }
 
 // Watch returns a signal that is notified after URL may return others, as a listener was opened

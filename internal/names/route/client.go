@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/fairlead/fairlead/internal/conns"
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/own"
+)
+
+// listener accepts the connections of clients for HTTP. It resets those beyond a limit, and
+// at once while too few descriptors are left.
+type listener struct {
+	net.Listener
+	r      *Router
+	silent *conns.Set
+	most   int64
+	open   atomic.Int64
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		tcp, ok := conn.(*net.TCPConn)
+		if !ok {
+			_ = conn.Close()
+			return nil, fmt.Errorf("accepted a %T, want a TCP connection", conn)
+		}
+		switch {
+		case own.Scarce(tcp, own.ForFlow):
+			forward.Reset(tcp)
+			l.r.refused.Add(1)
+			l.silent.MakeRoom()
+		case l.open.Load() >= l.most:
+			forward.Reset(tcp)
+			l.r.limited.Add(1)
+		default:
+			l.open.Add(1)
+			l.r.open[0].Add(1)
+			return &accepted{TCPConn: tcp, closed: sync.OnceFunc(func() {
+				l.open.Add(-1)
+				l.r.open[0].Add(-1)
+			})}, nil
+		}
+	}
+}
+
+// accepted is the connection of a client, which counts until it is closed. It has all methods
+// of a TCP connection.
+type accepted struct {
+	*net.TCPConn
+	closed func()
+}
+
+// Close implements net.Conn.
+func (c *accepted) Close() error {
+	defer c.closed()
+	return c.TCPConn.Close()
+}
