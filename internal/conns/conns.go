@@ -106,10 +106,16 @@ func WithConn(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
+// Of returns the connection of a request's context, nil if WithConn did not make it.
+func Of(ctx context.Context) net.Conn {
+	conn, _ := ctx.Value(connKey{}).(net.Conn)
+	return conn
+}
+
 // Handler records that a request is under way, and calls h.
 func (c *Set) Handler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if conn, ok := r.Context().Value(connKey{}).(net.Conn); ok {
+		if conn := Of(r.Context()); conn != nil {
 			c.Leave(conn)
 		}
 		h.ServeHTTP(w, r)

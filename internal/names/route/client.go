@@ -5,6 +5,7 @@ package route
 import (
 	"fmt"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 
@@ -44,6 +45,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			forward.Reset(tcp)
 			l.r.limited.Add(1)
 		default:
+			forward.Abortive(tcp)
 			l.open.Add(1)
 			l.r.open[0].Add(1)
 			return &accepted{TCPConn: tcp, closed: sync.OnceFunc(func() {
@@ -55,14 +57,42 @@ func (l *listener) Accept() (net.Conn, error) {
 }
 
 // accepted is the connection of a client, which counts until it is closed. It has all methods
-// of a TCP connection.
+// of a TCP connection. Closed during an answer, or by the end of this process, it is reset:
+// its end would make a part of an answer look complete to HTTP/1.0 and to what was upgraded.
 type accepted struct {
 	*net.TCPConn
-	closed func()
+	closed    func()
+	answering atomic.Bool
+}
+
+// answering calls h, and marks the connection of the request meanwhile. It stays marked if h
+// panics, as httputil.ReverseProxy does when an answer breaks off.
+func answering(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, q *http.Request) {
+		c, _ := conns.Of(q.Context()).(*accepted)
+		if c != nil {
+			c.answering.Store(true)
+		}
+		h(w, q)
+		if c != nil {
+			c.answering.Store(false)
+		}
+	}
+}
+
+// CloseWrite ends an answer, or what an upgraded connection's server sends, in order.
+func (c *accepted) CloseWrite() error {
+	c.answering.Store(false)
+	return c.TCPConn.CloseWrite()
 }
 
 // Close implements net.Conn.
 func (c *accepted) Close() error {
 	defer c.closed()
-	return c.TCPConn.Close()
+	if c.answering.Load() {
+		forward.Reset(c.TCPConn)
+		return nil
+	}
+	forward.CloseOrderly(c.TCPConn)
+	return nil
 }

@@ -4,12 +4,15 @@ package route
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -169,4 +172,98 @@ func TestSilentConnectionsMakeRoom(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// An answer that breaks off ends by a reset: what ends by its connection's end would look complete.
+func TestTruncatedConnections(t *testing.T) {
+	for name, c := range map[string]struct{ request, answer string }{
+		"HTTP/1.0":                     {"GET / HTTP/1.0\r\nHost: web.localhost\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"},
+		"HTTP/1.0, reset":              {"GET / HTTP/1.0\r\nHost: web.localhost\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\nhalf"},
+		"HTTP/1.1, ended by its close": {"GET / HTTP/1.1\r\nHost: web.localhost\r\nConnection: close\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"},
+		"upgraded":                     {upgrade, switching + "half"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			proceed := make(chan struct{})
+			hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
+				_, _ = io.WriteString(conn, c.answer)
+				<-proceed
+				_ = conn.SetLinger(0)
+			})
+			_, at, _ := serve(t, f, nil)
+			conn := dial(t, at)
+			_, _ = io.WriteString(conn, c.request)
+			r := bufio.NewReader(conn)
+			resp, err := http.ReadResponse(r, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			body := io.Reader(resp.Body)
+			if resp.StatusCode == http.StatusSwitchingProtocols {
+				body = r
+			}
+			_, err = io.ReadFull(body, make([]byte, len("half")))
+			close(proceed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(body); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("then %v, want a reset", err)
+			}
+		})
+	}
+}
+
+// An answer that ends in order ends its connection in order.
+func TestWholeConnections(t *testing.T) {
+	for name, c := range map[string][3]string{
+		"HTTP/1.0": {"GET / HTTP/1.0\r\nHost: web.localhost\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nwhole\r\n0\r\n\r\n", "whole"},
+		"close":    {"GET / HTTP/1.1\r\nHost: web.localhost\r\nConnection: close\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\nwhole", "5\r\nwhole\r\n0\r\n\r\n"},
+		"refused":  {"GET / HTTP/1.0\r\nHost: none.localhost\r\n\r\n", "", "Nothing"},
+	} {
+		f := newFake()
+		hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) { _, _ = io.WriteString(conn, c[1]) })
+		_, at, _ := serve(t, f, nil)
+		conn := dial(t, at)
+		_, _ = io.WriteString(conn, c[0])
+		b, err := io.ReadAll(conn)
+		if err != nil || !strings.Contains(string(b), "\r\n\r\n"+c[2]) {
+			t.Errorf("%s: %q, %v", name, b, err)
+		}
+	}
+}
+
+// A request under way when names end gets no answer that looks complete.
+func TestEndOfNamesCutsAnswers(t *testing.T) {
+	f := newFake()
+	over := make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
+		_, _ = io.WriteString(conn, "HTTP/1.0 200 OK\r\n\r\nhalf")
+		<-over
+	})
+	r := New(Options{Host: f, Domain: "localhost", Logger: slog.New(slog.DiscardHandler)})
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.serveHTTP(ctx, ln) }()
+	conn := dial(t, ln.Addr())
+	_, _ = io.WriteString(conn, "GET / HTTP/1.0\r\nHost: web.localhost\r\n\r\n")
+	for b, n := make([]byte, 4<<10), 0; !strings.HasSuffix(string(b[:n]), "half"); {
+		more, err := conn.Read(b[n:])
+		if n += more; err != nil {
+			t.Fatalf("%q, %v", b[:n], err)
+		}
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+		t.Error(err)
+	}
+	if _, err := io.ReadAll(conn); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("then %v, want a reset", err)
+	}
 }

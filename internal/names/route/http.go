@@ -26,7 +26,7 @@ const usualHTTP = 80
 func (r *Router) serveHTTP(ctx context.Context, ln net.Listener) error {
 	c := &conns.Set{Silent: maxSilent, SilentScarce: maxSilentScarce}
 	srv := &http.Server{
-		Handler:           c.Handler(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { r.handle(ctx, w, q) })),
+		Handler:           c.Handler(answering(func(w http.ResponseWriter, q *http.Request) { r.handle(ctx, w, q) })),
 		ReadHeaderTimeout: r.opt.HeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
