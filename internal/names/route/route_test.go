@@ -459,6 +459,30 @@ func TestHeadersPass(t *testing.T) {
 	}
 }
 
+// Trailers pass, whether or not a header has announced them.
+func TestTrailersPass(t *testing.T) {
+	f := newFake()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		_, err := io.Copy(io.Discard, q.Body)
+		fmt.Fprint(w, q.Trailer["X-Sum"], q.Trailer["X-More"], err)
+	}))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 80, s.Listener.Addr().String())
+	_, at, _ := serve(t, f, nil)
+	for _, announced := range []string{"", "Trailer: X-Sum\r\n", "Trailer: X-Sum, X-More\r\n"} {
+		conn, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nTransfer-Encoding: chunked\r\n%s\r\n1\r\nx\r\n0\r\nX-Sum: 1\r\nX-More: 2\r\n\r\n", announced)
+		if code, body := answer(t, bufio.NewReader(conn)); body != "[1] [2] <nil>" {
+			t.Errorf("%q: %d %q", announced, code, body)
+		}
+	}
+}
+
 // A server that answers while it still reads gets the whole body: what follows the beginning of
 // the answer as well.
 func TestAnswerBeforeTheEndOfTheBody(t *testing.T) {

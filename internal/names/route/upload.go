@@ -26,12 +26,16 @@ const (
 )
 
 // newUpload returns the body of q, to be read while w is written. http.Server would otherwise
-// take up to 256 KiB of it for itself when the answer begins.
+// take up to 256 KiB of it for itself when the answer begins. Trailers that no header has
+// announced get a map, which is passed on before they are read.
 func newUpload(w http.ResponseWriter, q *http.Request) *upload {
 	if q.ContentLength == 0 {
 		return nil
 	}
 	_ = http.NewResponseController(w).EnableFullDuplex()
+	if q.Trailer == nil {
+		q.Trailer = make(http.Header)
+	}
 	return &upload{body: q.Body}
 }
 
