@@ -3,7 +3,9 @@
 package route
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -95,4 +97,44 @@ func (c *accepted) Close() error {
 	}
 	forward.CloseOrderly(c.TCPConn)
 	return nil
+}
+
+// taken is an http.ResponseWriter whose connection can be taken over with what http.Server
+// has read of it: httputil.ReverseProxy passes on only what is read after that.
+type taken struct{ http.ResponseWriter }
+
+// Unwrap is for http.ResponseController.
+func (t taken) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+
+// Hijack implements http.Hijacker.
+func (t taken) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(t.ResponseWriter).Hijack()
+	if c, ok := conn.(*accepted); ok && err == nil {
+		conn = &upgraded{accepted: c, first: rw.Reader}
+	}
+	return conn, rw, err
+}
+
+// upgraded is a connection of which first has buffered the beginning.
+type upgraded struct {
+	*accepted
+	first *bufio.Reader
+}
+
+// Read implements net.Conn.
+func (u *upgraded) Read(b []byte) (int, error) {
+	if n := u.first.Buffered(); n > 0 {
+		return u.first.Read(b[:min(len(b), n)])
+	}
+	return u.accepted.Read(b)
+}
+
+// WriteTo implements io.WriterTo.
+func (u *upgraded) WriteTo(w io.Writer) (int64, error) {
+	n, err := io.CopyN(w, u.first, int64(u.first.Buffered()))
+	if err != nil {
+		return n, err
+	}
+	rest, err := u.accepted.WriteTo(w)
+	return n + rest, err
 }

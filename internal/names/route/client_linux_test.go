@@ -54,6 +54,29 @@ func dial(t *testing.T, at fmt.Stringer) *net.TCPConn {
 	return conn.(*net.TCPConn)
 }
 
+// What a client sends behind a request to upgrade, before the answer, reaches the server.
+func TestBytesBehindAnUpgrade(t *testing.T) {
+	f := newFake()
+	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+		_, _ = io.WriteString(conn, switching)
+		_, _ = io.Copy(conn, rw)
+	})
+	_, at, _ := serve(t, f, nil)
+	for _, early := range []string{"", "e", "early ", strings.Repeat("early ", 10<<10)} {
+		conn := dial(t, at)
+		_, _ = io.WriteString(conn, upgrade+early)
+		b := make([]byte, len(switching))
+		if _, err := io.ReadFull(conn, b); err != nil || string(b) != switching {
+			t.Fatalf("%d bytes: %q, %v", len(early), b, err)
+		}
+		_, _ = io.WriteString(conn, "late")
+		_ = conn.CloseWrite()
+		if b, err := io.ReadAll(conn); err != nil || string(b) != early+"late" {
+			t.Errorf("of %d bytes %d came back, %v", len(early), len(b)-len("late"), err)
+		}
+	}
+}
+
 // tried returns how a connection ends that sends nothing; the reset may come before it is made.
 func tried(at fmt.Stringer) error {
 	conn, err := net.Dial("tcp", at.String())

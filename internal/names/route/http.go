@@ -155,7 +155,7 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 		},
 		ErrorLog: slog.NewLogLogger(r.opt.Logger.Handler(), slog.LevelDebug),
 	}
-	proxy.ServeHTTP(w, in)
+	proxy.ServeHTTP(taken{w}, in)
 	body.finish(w, q)
 }
 
