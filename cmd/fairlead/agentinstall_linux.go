@@ -43,14 +43,44 @@ func newAgentUninstall() *cobra.Command {
 			if os.Geteuid() != 0 {
 				return fmt.Errorf("uninstall: %w", errNotRoot)
 			}
-			found, err := agentinstall.Uninstall(c.Context(), agentinstall.Options{Root: "/", Run: hostinstall.Machine{}.Run})
-			done := "Uninstalled. Configuration, token and log were kept, in /etc/fairlead, /var/lib/fairlead and /var/log/fairlead.log."
-			if !found {
-				done = "Nothing to uninstall: `fairlead agent install` installed nothing here."
+			self, err := os.Executable()
+			if err != nil {
+				return err
 			}
-			return report(c.OutOrStdout(), done, err)
+			r, err := agentinstall.Uninstall(c.Context(), agentinstall.Options{Root: "/", Program: self, Run: hostinstall.Machine{}.Run, Control: controlOf})
+			return report(c.OutOrStdout(), agentUninstalled(r), err)
 		},
 	}
+}
+
+// agentUninstalled says what was done.
+func agentUninstalled(r agentinstall.Removed) string {
+	const kept = "Configuration, token and log were kept, in /etc/fairlead, /var/lib/fairlead and /var/log/fairlead.log."
+	switch {
+	case !r.Found:
+		return "Nothing to uninstall: `fairlead agent install` installed nothing here."
+	case r.Runs != nil:
+		return fmt.Sprintf("Uninstalled. The agent runs until `wsl --shutdown` in Windows: %v.\n%s", r.Runs, kept)
+	case r.Ended != 0:
+		return fmt.Sprintf("Uninstalled, and ended the agent, process %d. %s", r.Ended, kept)
+	}
+	return "Uninstalled. " + kept
+}
+
+// controlOf returns the path of the control socket of an agent that has these flags. Where
+// its configuration cannot be read, that is the usual one.
+func controlOf(args []string) string {
+	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	var file string
+	agentFlags(fs, &file, new(config.Agent))
+	cfg, err := config.Agent{}, fs.Parse(args)
+	if err == nil {
+		cfg, err = config.LoadAgent(file, fs, func(string) (string, bool) { return "", false })
+	}
+	if err != nil {
+		return config.DefaultAgent().Control
+	}
+	return cfg.Control
 }
 
 // agentInstalled says what runs now, and how to see it.
@@ -87,5 +117,5 @@ func atBoot(args []string) (agentinstall.Options, error) {
 		return agentinstall.Options{}, fmt.Errorf("install: %w", errNotRoot)
 	}
 	self, err := os.Executable()
-	return agentinstall.Options{Root: "/", Program: self, Args: append([]string{"agent"}, args...), Run: hostinstall.Machine{}.Run}, err
+	return agentinstall.Options{Root: "/", Program: self, Args: append([]string{"agent"}, args...), Run: hostinstall.Machine{}.Run, Control: controlOf}, err
 }

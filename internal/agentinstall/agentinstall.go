@@ -38,6 +38,16 @@ type Options struct {
 	Args    []string // after it: "agent", flags
 	// Run runs a command of the machine; its output is in the error.
 	Run func(ctx context.Context, name string, args ...string) error
+	// Control returns the path of the control socket of an agent with these flags. Nil is
+	// for none: then no running agent is looked for.
+	Control func(flags []string) string
+}
+
+// Removed is what Uninstall did.
+type Removed struct {
+	Found bool  // something was installed
+	Ended int   // id of the process that WSL's boot command had started, and that was ended; or 0
+	Runs  error // why the process still runs that WSL's boot command had started; nil if none does
 }
 
 // The files that an installation makes or changes, below Root.
@@ -77,7 +87,11 @@ func (o Options) install(ctx context.Context) (Init, error) {
 		if other == init {
 			continue
 		}
-		if _, err := o.remove(ctx, other); err != nil {
+		gone, err := o.remove(ctx, other)
+		if err == nil && gone.Runs != nil {
+			err = fmt.Errorf("the agent that the boot command of WSL started still runs: %w: run `wsl --shutdown` in Windows, then `fairlead agent install` again", gone.Runs)
+		}
+		if err != nil {
 			return init, err
 		}
 	}
@@ -108,27 +122,30 @@ func advise(err error, file, log string) error {
 	return fmt.Errorf("%w; /%s was written and stays: see %s, then run `fairlead agent install` again, or `fairlead agent uninstall` to remove it", err, file, log)
 }
 
-// Uninstall stops the agent and undoes Install. It returns whether anything was installed.
-func Uninstall(ctx context.Context, o Options) (bool, error) {
-	found := false
+// Uninstall stops the agent and undoes Install. What the boot command of WSL started is
+// ended by its control socket, as no init can stop it.
+func Uninstall(ctx context.Context, o Options) (Removed, error) {
+	var all Removed
 	for _, init := range []Init{Systemd, OpenRC, WSL} {
-		here, err := o.remove(ctx, init)
+		r, err := o.remove(ctx, init)
 		if err != nil {
-			return found, fmt.Errorf("uninstall: %w", err)
+			return all, fmt.Errorf("uninstall: %w", err)
 		}
-		found = found || here
+		all.Found = all.Found || r.Found
+		all.Ended, all.Runs = r.Ended, r.Runs // of WSL, which is the last
 	}
-	return found, nil
+	return all, nil
 }
 
 // remove undoes an installation for one init, if there is one. Errors of the init's
 // commands count only if it runs.
-func (o Options) remove(ctx context.Context, init Init) (bool, error) {
+func (o Options) remove(ctx context.Context, init Init) (Removed, error) {
 	name := map[Init]string{Systemd: unitFile, OpenRC: rcFile, WSL: wslFile}[init]
 	text, err := o.read(name)
 	if err != nil || !strings.Contains(text, marker) {
-		return false, err
+		return Removed{}, err
 	}
+	found := Removed{Found: true}
 	run := o.Run
 	if init != Detect(o.Root) {
 		run = func(ctx context.Context, name string, args ...string) error {
@@ -139,24 +156,20 @@ func (o Options) remove(ctx context.Context, init Init) (bool, error) {
 	switch init {
 	case Systemd:
 		if err := run(ctx, "systemctl", "disable", "--now", service); err != nil {
-			return true, err
+			return found, err
 		}
 		if err := os.Remove(o.path(name)); err != nil {
-			return true, err
+			return found, err
 		}
-		return true, run(ctx, "systemctl", "daemon-reload")
+		return found, run(ctx, "systemctl", "daemon-reload")
 	case OpenRC:
 		_ = run(ctx, "rc-update", "delete", service, "default") // it may have been deleted by hand
 		if err := run(ctx, "rc-service", "--ifstarted", service, "stop"); err != nil {
-			return true, err
+			return found, err
 		}
-		return true, os.Remove(o.path(name))
+		return found, os.Remove(o.path(name))
 	default:
-		rest := withoutCommand(text)
-		if rest == "" {
-			return true, os.Remove(o.path(name))
-		}
-		return true, o.write(name, rest, 0o644)
+		return o.unboot(ctx, text)
 	}
 }
 

@@ -129,15 +129,15 @@ func TestInstallAndUninstall(t *testing.T) {
 				t.Errorf("again: %v, %q, files %v", err, m.run, m.files(t))
 			}
 			m.run = nil
-			if found, err := Uninstall(t.Context(), m.options()); err != nil || !found || !slices.Equal(m.run, tt.uninstall) {
-				t.Errorf("uninstall: %v, %v, %q", found, err, m.run)
+			if r, err := Uninstall(t.Context(), m.options()); err != nil || !r.Found || !slices.Equal(m.run, tt.uninstall) {
+				t.Errorf("uninstall: %+v, %v, %q", r, err, m.run)
 			}
 			if after := m.files(t); !maps.Equal(after, before) {
 				t.Errorf("left %v, before there was %v", after, before)
 			}
 			m.run = nil
-			if found, err := Uninstall(t.Context(), m.options()); err != nil || found || len(m.run) > 0 {
-				t.Errorf("nothing to uninstall: %v, %v, %q", found, err, m.run)
+			if r, err := Uninstall(t.Context(), m.options()); err != nil || r.Found || len(m.run) > 0 {
+				t.Errorf("nothing to uninstall: %+v, %v, %q", r, err, m.run)
 			}
 		})
 	}
@@ -209,8 +209,8 @@ func TestInstallRefusesProgramOfOthers(t *testing.T) {
 func TestUninstallLeavesWhatOthersMade(t *testing.T) {
 	m := newMachine(t, map[string]string{unitFile: "x", rcFile: "y", wslFile: "[boot]\ncommand = true\n"})
 	before := m.files(t)
-	if found, err := Uninstall(t.Context(), m.options()); found || err != nil || !maps.Equal(m.files(t), before) || len(m.run) > 0 {
-		t.Errorf("%v, %v, %q, files %v", found, err, m.run, m.files(t))
+	if r, err := Uninstall(t.Context(), m.options()); r.Found || err != nil || !maps.Equal(m.files(t), before) || len(m.run) > 0 {
+		t.Errorf("%+v, %v, %q, files %v", r, err, m.run, m.files(t))
 	}
 }
 
@@ -271,7 +271,7 @@ func TestWithoutCommandKeepsEdits(t *testing.T) {
 		{"command in a later section", marker + "\n" + boot + network + command, boot + network + command},
 		{"two markers", marker + "\n" + marker + "\n" + boot + command, ""},
 	} {
-		if got := withoutCommand(tt.text); got != tt.want {
+		if got, _ := withoutCommand(tt.text); got != tt.want {
 			t.Errorf("%s: got\n%s\nwant\n%s", tt.name, got, tt.want)
 		}
 	}
@@ -297,8 +297,8 @@ func TestInstallRefusesMaskAndLinks(t *testing.T) {
 			if _, err := Install(t.Context(), m.options()); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
-			if found, err := Uninstall(t.Context(), m.options()); found || err != nil {
-				t.Errorf("uninstall: %v, %v", found, err)
+			if r, err := Uninstall(t.Context(), m.options()); r.Found || err != nil {
+				t.Errorf("uninstall: %+v, %v", r, err)
 			}
 			if target, _ := os.Readlink(path); target != tt.target || len(m.run) > 0 {
 				t.Errorf("link to %q, want %q; ran %q", target, tt.target, m.run)
@@ -379,8 +379,8 @@ func TestFilesOfAnotherInitAreRemoved(t *testing.T) {
 func TestUninstallReportsFailedStop(t *testing.T) {
 	m := newMachine(t, map[string]string{"run/systemd/system/": "", unitFile: marker + "\n"})
 	m.fail = "systemctl disable"
-	if found, err := Uninstall(t.Context(), m.options()); found || err == nil {
-		t.Errorf("%v, %v; want an error", found, err)
+	if r, err := Uninstall(t.Context(), m.options()); r.Found || err == nil {
+		t.Errorf("%+v, %v; want an error", r, err)
 	}
 	if _, ok := m.files(t)[unitFile]; !ok {
 		t.Error("the unit was removed")
@@ -405,8 +405,8 @@ func TestInstallAdvisesAfterAFailedCommand(t *testing.T) {
 				}
 			}
 			m.fail = ""
-			if found, err := Uninstall(t.Context(), m.options()); !found || err != nil {
-				t.Errorf("uninstall: %v, %v", found, err)
+			if r, err := Uninstall(t.Context(), m.options()); !r.Found || err != nil {
+				t.Errorf("uninstall: %+v, %v", r, err)
 			}
 			if left := m.files(t); len(left) > 0 {
 				t.Errorf("left %v", left)

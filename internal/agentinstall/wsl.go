@@ -5,8 +5,10 @@
 package agentinstall
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -23,10 +25,51 @@ func (o Options) boot() error {
 	if err != nil {
 		return err
 	}
-	if text, err = withCommand(withoutCommand(text), command); err != nil {
+	rest, _ := withoutCommand(text)
+	if text, err = withCommand(rest, command); err != nil {
 		return err
 	}
 	return o.write(wslFile, text, 0o644)
+}
+
+// unboot undoes boot in a wsl.conf with this text, and ends the agent that runs by it.
+func (o Options) unboot(ctx context.Context, text string) (r Removed, err error) {
+	r.Found = true
+	rest, command := withoutCommand(text)
+	if rest == "" {
+		err = os.Remove(o.path(wslFile))
+	} else {
+		err = o.write(wslFile, rest, 0o644)
+	}
+	if err != nil || o.Control == nil {
+		return r, err
+	}
+	program, flags := started(command)
+	programs := []string{o.Program}
+	if program != "" && program != o.Program {
+		programs = append(programs, program)
+	}
+	r.Ended, r.Runs = endAgent(ctx, o.Control(flags), programs)
+	if r.Runs != nil {
+		r.Ended = 0
+	}
+	return r, ctx.Err()
+}
+
+// started returns the program that a line of wsl.conf starts, and its flags after "agent".
+func started(command string) (program string, flags []string) {
+	_, value, _ := strings.Cut(command, "=")
+	words := strings.Fields(value)
+	if len(words) == 0 {
+		return "", nil
+	}
+	for _, w := range words[min(2, len(words)):] { // to the redirections of the shell
+		if strings.ContainsFunc(w, func(r rune) bool { return !plain(r) }) {
+			break
+		}
+		flags = append(flags, w)
+	}
+	return words[0], flags
 }
 
 // command returns the line of wsl.conf.
@@ -79,9 +122,9 @@ func withCommand(text, command string) (string, error) {
 	return strings.Join(slices.Insert(lines, boot+1, marker+"\n", command+"\n"), ""), nil
 }
 
-// withoutCommand removes what withCommand added. If the command was edited away, that is
-// the marker alone.
-func withoutCommand(text string) string {
+// withoutCommand removes what withCommand added, and returns the rest and the line of the
+// command. If the command was edited away, it removes the marker alone.
+func withoutCommand(text string) (rest, command string) {
 	lines := slices.Collect(strings.Lines(text))
 	for i := 0; i < len(lines); {
 		if strings.TrimSpace(lines[i]) != marker {
@@ -98,12 +141,13 @@ func withoutCommand(text string) string {
 		if at < 0 {
 			continue
 		}
+		command = lines[at]
 		lines = slices.Delete(lines, at, at+1)
 		if boot && sectionEnds(lines[first:]) {
 			lines = slices.Delete(lines, i, i+1)
 		}
 	}
-	return strings.Join(lines, "")
+	return strings.Join(lines, ""), command
 }
 
 // agentCommand returns the index of the command that starts the agent, from first to the
