@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unicode/utf16"
 )
 
@@ -19,6 +21,7 @@ type desk struct {
 	done  []string
 	files map[string][]byte
 	fails map[string]bool // commands, by their beginning
+	busy  map[string]int  // commands, by their beginning, that fail this often
 }
 
 func (d *desk) Run(_ context.Context, name string, args ...string) error {
@@ -29,7 +32,18 @@ func (d *desk) Run(_ context.Context, name string, args ...string) error {
 			return errors.New("it failed")
 		}
 	}
+	for f, n := range d.busy {
+		if strings.HasPrefix(line, f) && n > 0 {
+			d.busy[f]--
+			return errors.New("it is busy")
+		}
+	}
 	return nil
+}
+
+// ran returns what was run that begins so.
+func (d *desk) ran(beginning string) []string {
+	return slices.DeleteFunc(slices.Clone(d.done), func(line string) bool { return !strings.HasPrefix(line, beginning) })
 }
 
 func (d *desk) WriteFile(name string, b []byte) error {
@@ -60,6 +74,7 @@ func TestInstallAndUninstall(t *testing.T) {
 		"windows": {
 			[]string{
 				`write C:\Users\u\AppData\Local\Temp\fairlead-task.xml`,
+				`schtasks.exe /End /TN fairlead host`,
 				`schtasks.exe /Create /F /TN fairlead host /XML C:\Users\u\AppData\Local\Temp\fairlead-task.xml`,
 				`remove C:\Users\u\AppData\Local\Temp\fairlead-task.xml`,
 				`schtasks.exe /Run /TN fairlead host`,
@@ -98,13 +113,45 @@ func TestInstallAndUninstall(t *testing.T) {
 			t.Errorf("uninstall of nothing on %s: %v, %v, %q", os, found, err, d.done)
 		}
 	}
-	for os, fails := range map[string]string{"windows": "schtasks.exe /Create", "darwin": "launchctl bootstrap", "linux": "systemctl --user enable"} {
-		if err := Install(t.Context(), &desk{fails: map[string]bool{fails: true}}, logons[os]); err == nil {
+	for os, fails := range map[string]string{"windows": "schtasks.exe /Create", "darwin": "launchctl boot", "linux": "systemctl --user enable"} {
+		d := &desk{fails: map[string]bool{fails: true}}
+		if err := Install(t.Context(), d, logons[os]); err == nil {
 			t.Errorf("on %s %q failed and nobody says so", os, fails)
+		}
+		if n := len(d.ran(fails)); os == "darwin" && n != 2 {
+			t.Errorf("%q: nothing was running, so there is nothing to wait for", d.done)
 		}
 	}
 	if err := Install(t.Context(), &desk{}, Logon{OS: "plan9"}); err == nil {
 		t.Error("installed on plan9")
+	}
+}
+
+// A task that runs ignores that it is to be run, and keeps the program and flags of before.
+func TestInstallEndsTheTaskThatRuns(t *testing.T) {
+	d := &desk{fails: map[string]bool{"schtasks.exe /End": true}}
+	if err := Install(t.Context(), d, logons["windows"]); err != nil || len(d.ran("schtasks.exe /Run")) != 1 {
+		t.Errorf("with none that runs: %v, %q", err, d.done)
+	}
+}
+
+// launchctl bootout returns before the agent of before has ended.
+func TestInstallWaitsForTheLaunchAgentOfBefore(t *testing.T) {
+	for busy, want := range map[int]string{0: "", 3: "", 1000: "it is busy"} {
+		synctest.Test(t, func(t *testing.T) {
+			d := &desk{busy: map[string]int{"launchctl bootstrap": busy}}
+			began := time.Now()
+			err := Install(t.Context(), d, logons["darwin"])
+			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("busy %d times: %v, want %q", busy, err, want)
+			}
+			if took := time.Since(began); took > time.Minute {
+				t.Errorf("it took %s", took)
+			}
+			if n := len(d.ran("launchctl bootout")); n != 1 {
+				t.Errorf("bootout %d times", n)
+			}
+		})
 	}
 }
 

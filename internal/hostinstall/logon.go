@@ -14,9 +14,11 @@ import (
 	"os/exec"
 	"path"
 	"strings"
+	"time"
 	"unicode/utf16"
 
 	"github.com/fairlead/fairlead/deploy"
+	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trust"
 )
 
@@ -53,6 +55,8 @@ func Install(ctx context.Context, s System, l Logon) error {
 		if err := s.WriteFile(file, toUTF16(l.task())); err != nil {
 			return fmt.Errorf("install: %w", err)
 		}
+		// A task that runs ignores /Run, and would keep the program and flags of before.
+		_ = s.Run(ctx, "schtasks.exe", "/End", "/TN", taskName) // it may not be running
 		err := s.Run(ctx, "schtasks.exe", "/Create", "/F", "/TN", taskName, "/XML", file)
 		if rerr := s.Remove(file); rerr != nil {
 			err = errors.Join(err, rerr)
@@ -65,8 +69,7 @@ func Install(ctx context.Context, s System, l Logon) error {
 		if err := s.WriteFile(l.plistPath(), []byte(l.plist())); err != nil {
 			return fmt.Errorf("install: %w", err)
 		}
-		_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) // of an earlier installation
-		return wrap("install", s.Run(ctx, "launchctl", "bootstrap", "gui/"+l.User, l.plistPath()))
+		return wrap("install", l.bootstrap(ctx, s))
 	case "linux":
 		if err := s.WriteFile(l.unitPath(), []byte(l.unit())); err != nil {
 			return fmt.Errorf("install: %w", err)
@@ -80,6 +83,27 @@ func Install(ctx context.Context, s System, l Logon) error {
 		return nil
 	}
 	return fmt.Errorf("install: %s is not known here: start `fairlead host` by hand", l.OS)
+}
+
+// How long macOS may take to end the launch agent of an earlier installation.
+const (
+	endTimeout = 15 * time.Second
+	endPause   = 250 * time.Millisecond // between attempts
+)
+
+// bootstrap starts the launch agent in place of one that runs. launchctl bootout returns
+// before that one has ended, and until then bootstrap fails.
+func (l Logon) bootstrap(ctx context.Context, s System) error {
+	ran := s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) == nil
+	for deadline := time.Now().Add(endTimeout); ; {
+		err := s.Run(ctx, "launchctl", "bootstrap", "gui/"+l.User, l.plistPath())
+		if err == nil || !ran || time.Now().After(deadline) {
+			return err
+		}
+		if cerr := schedule.Sleep(ctx, endPause); cerr != nil {
+			return err
+		}
+	}
 }
 
 // Running reports whether what is installed runs already, so that Install replaces it.
