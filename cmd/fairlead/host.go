@@ -61,7 +61,7 @@ func newHost() *cobra.Command {
 	}
 	hostFlags(c.Flags(), &file, &flags)
 	completeWords(c, flags.Words())
-	c.AddCommand(newPair(), newInstall(), newUninstall())
+	c.AddCommand(newPair(), newInstall(), newUninstall(hostinstall.Machine{}))
 	return c
 }
 
@@ -127,15 +127,15 @@ func startable(ctx context.Context, cfg config.Host, replaces bool) error {
 	return f.Close()
 }
 
-func newUninstall() *cobra.Command {
+func newUninstall(s hostinstall.System) *cobra.Command {
 	return &cobra.Command{
 		Use: "uninstall", Short: "Stop the host peer, and do not start it at logon any more", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			l, _, err := logon(nil)
+			l, err := thisLogon() // whatever mistakes the configuration has
 			if err != nil {
 				return err
 			}
-			found, err := hostinstall.Uninstall(c.Context(), hostinstall.Machine{}, l)
+			found, err := hostinstall.Uninstall(c.Context(), s, l)
 			done := "Uninstalled. Configuration and token were kept."
 			if !found {
 				done = "Nothing to uninstall: `fairlead host install` installed nothing for this user."
@@ -181,23 +181,32 @@ func logon(args []string) (hostinstall.Logon, config.Host, error) {
 	if err != nil {
 		return hostinstall.Logon{}, config.Host{}, usageError{fmt.Errorf("for `fairlead host`: %w", flagError(err))}
 	}
-	self, err := os.Executable()
+	l, err := thisLogon()
 	if err != nil {
 		return hostinstall.Logon{}, config.Host{}, err
+	}
+	l.Args, l.Env = append([]string{"host"}, args...), directories()
+	if cfg.LogFile == "" && runtime.GOOS != "linux" { // on Linux the journal has it
+		l.Args = append(l.Args, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
+	}
+	return l, cfg, nil
+}
+
+// thisLogon describes this program and its user, without what it runs with.
+func thisLogon() (hostinstall.Logon, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return hostinstall.Logon{}, err
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return hostinstall.Logon{}, config.Host{}, err
+		return hostinstall.Logon{}, err
 	}
 	user, err := hostinstall.CurrentUser()
 	if err != nil {
-		return hostinstall.Logon{}, config.Host{}, err
+		return hostinstall.Logon{}, err
 	}
-	all := append([]string{"host"}, args...)
-	if cfg.LogFile == "" && runtime.GOOS != "linux" { // on Linux the journal has it
-		all = append(all, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
-	}
-	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Args: all, Env: directories(), Home: home, User: user}, cfg, nil
+	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Home: home, User: user}, nil
 }
 
 // absolute returns an error if a flag names a file by a relative path: what is installed
