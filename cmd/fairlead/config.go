@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"text/tabwriter"
@@ -98,6 +99,8 @@ type checked struct {
 	Rules    int       `json:"rules"`
 	Problems []problem `json:"problems"`
 	Warnings []string  `json:"warnings"` // rules that never decide, and the like
+
+	absent bool // there is no such file, and none is needed
 }
 
 // problem is one mistake.
@@ -115,15 +118,30 @@ func newConfigCheck() *cobra.Command {
 	var host bool
 	var out output
 	c := &cobra.Command{
-		Use:     "check FILE",
-		Short:   "Check a configuration file and list its mistakes",
-		Example: "  fairlead config check /etc/fairlead/agent.yaml",
-		Args:    oneArg("a configuration file"),
+		Use:   "check [FILE]",
+		Short: "Check a configuration file and list its mistakes",
+		Long: "Check a configuration file and list its mistakes: that which the agent or host peer reads at its start,\n" +
+			"or another FILE.",
+		Example: "  fairlead config check\n  fairlead config check --host host.yaml",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usageError{fmt.Errorf("%s takes at most one argument, a configuration file (see `%s --help`)", nameOf(c), c.CommandPath())}
+			}
+			return nil
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
 			}
-			v := check(args[0], host)
+			host = host || len(args) == 0 && !canBeGuest
+			path, optional := usualFile(host)
+			if len(args) > 0 {
+				path, optional = args[0], false
+			}
+			v := check(path, host)
+			if _, err := os.Stat(path); optional && errors.Is(err, fs.ErrNotExist) {
+				v = checked{File: path, OK: true, Problems: []problem{}, Warnings: []string{}, absent: true}
+			}
 			if out.format == "json" {
 				if err := newEncoder(c.OutOrStdout()).Encode(versioned(v)); err != nil || v.OK {
 					return err
@@ -136,6 +154,18 @@ func newConfigCheck() *cobra.Command {
 	c.Flags().BoolVar(&host, "host", false, "check a file of the host peer, not of the agent")
 	out.register(c, "text", "json")
 	return c
+}
+
+// usualFile is the configuration file that an agent or host peer reads at its start if no
+// flag names one, and whether it may be absent.
+func usualFile(host bool) (path string, optional bool) {
+	if path = os.Getenv("FAIRLEAD_CONFIG"); path != "" {
+		return path, false
+	}
+	if host {
+		return config.DefaultHostFile(), true
+	}
+	return config.DefaultAgentFile, true
 }
 
 // check loads a file and collects its mistakes in the order of their lines.
@@ -184,6 +214,10 @@ func (v checked) write(stdout, stderr io.Writer) error {
 	}
 	if !v.OK {
 		return errNo
+	}
+	if v.absent {
+		_, err := fmt.Fprintf(stdout, "%s: absent, so each setting has its default\n", v.File)
+		return err
 	}
 	rules := fmt.Sprintf("%d rules", v.Rules)
 	if v.Rules == 1 {

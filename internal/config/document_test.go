@@ -42,7 +42,7 @@ A list may be one value. In flags and variables commas separate its values. Rule
 SIGHUP. Other settings need a restart. A file with a mistake is refused, and the previous
 configuration remains.
 
-` + "`fairlead config check FILE`" + ` lists all mistakes of a file.
+` + "`fairlead config check [FILE]`" + ` lists all mistakes of the file.
 [config.schema.json](config.schema.json) is its JSON Schema, for editors.
 
 ## Example

@@ -43,7 +43,7 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 	f := doctor.HostFacts{OS: runtime.GOOS, Version: version.String(), Now: time.Now()}
 	cfg, err := config.LoadHost(configFile, nil, os.LookupEnv)
 	if err != nil {
-		f.Config.Error = err.Error()
+		f.Config.File, f.Config.Error = configFile, err.Error()
 		cfg = config.DefaultHost()
 	} else {
 		f.Config, f.Pair = examineConfig(&cfg)

@@ -5,6 +5,7 @@
 package doctor
 
 import (
+	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
@@ -175,13 +176,25 @@ type Facts struct {
 
 // Config is the agent's configuration.
 type Config struct {
-	File       string // "" if there is none
+	File       string // "" if there is none; of one that is refused, only if it is not the usual one
 	Error      string // why it is refused
 	Rules      int
 	TokenFile  string
 	TokenError string // "" if it is there and private
 	TokenHeld  bool   // this user may not read it
 	NeedsToken bool
+}
+
+// check is the command that lists the mistakes of the file.
+func (c Config) check(flags string) string {
+	command := "fairlead config check" + flags
+	switch {
+	case c.File == "":
+		return command
+	case strings.Contains(c.File, " "):
+		return command + ` "` + c.File + `"`
+	}
+	return command + " " + c.File
 }
 
 // Kernel is what the kernel has.

@@ -116,7 +116,7 @@ func (j *judge) hostConfig(f HostFacts) {
 	c := f.Config
 	switch {
 	case c.Error != "":
-		j.add("config", "file", Failing, c.Error, "correct it: `fairlead config check --host` lists the mistakes")
+		j.add("config", "file", Failing, c.Error, "correct it: `"+c.check(" --host")+"` lists the mistakes")
 		return
 	case c.File == "":
 		j.add("config", "file", OK, "none: defaults", "")

@@ -50,6 +50,7 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"not running", func(f *HostFacts) { f.Running, f.HostError, f.Guests = "", "nothing answers", nil }, Failing, "host running", "nothing answers", "fairlead host install"},
 		{"old process", func(f *HostFacts) { f.Running, f.Guests[0].Version = "v1.1.0", "v1.1.0" }, Warning, "host running", "v1.1.0 runs, this is v1.2.0", "restart"},
 		{"bad file", func(f *HostFacts) { f.Config.Error = "host.yaml:1:1: unknown key" }, Failing, "config file", "host.yaml:1:1", "config check --host"},
+		{"bad file of its own", func(f *HostFacts) { f.Config = Config{File: `C:\x\h.yaml`, Error: "h.yaml:1:1: unknown key"} }, Failing, "config file", "h.yaml:1:1", "`fairlead config check --host C:\\x\\h.yaml`"},
 		{"no token", func(f *HostFacts) { f.Config.TokenError = "no such file" }, Failing, "config token", "no such file", "host pair"},
 		{"guest with a name", func(f *HostFacts) {
 			f.Guests[0] = Guest{Endpoint: vsock, Label: "dev", Name: "vm", Error: "why", Code: "proof", Remote: true}

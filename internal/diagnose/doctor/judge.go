@@ -105,7 +105,7 @@ func (j *judge) config() {
 	c := j.f.Config
 	switch {
 	case c.Error != "":
-		j.add("config", "file", Failing, c.Error, "correct it: `fairlead config check` lists the mistakes; a running agent keeps the previous configuration")
+		j.add("config", "file", Failing, c.Error, "correct it: `"+c.check("")+"` lists the mistakes; a running agent keeps the previous configuration")
 		return
 	case c.File == "":
 		j.add("config", "file", OK, "none: defaults", "")

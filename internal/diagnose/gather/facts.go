@@ -37,16 +37,18 @@ type Options struct {
 // from a look of our own.
 func Facts(ctx context.Context, o Options) doctor.Facts {
 	f := doctor.Facts{Version: version.String(), Now: time.Now()}
-	cfg, err := config.LoadAgent(o.ConfigFile, nil, os.LookupEnv)
+	file := o.ConfigFile
+	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
 	if err != nil {
 		cfg = config.DefaultAgent()
 	}
 	a, agentErr := o.Ask(ctx, cmp.Or(o.Control, os.Getenv(config.ClientControl), cfg.Control))
 	if agentErr == nil && o.ConfigFile == "" && a.ConfigFile != "" { // the running agent may use another file
-		cfg, err = config.LoadAgent(a.ConfigFile, nil, os.LookupEnv)
+		file = a.ConfigFile
+		cfg, err = config.LoadAgent(file, nil, os.LookupEnv)
 	}
 	if err != nil {
-		f.Config.Error = err.Error()
+		f.Config.File, f.Config.Error = file, err.Error()
 	} else {
 		token := cfg.TokenFile()
 		if agentErr == nil {
