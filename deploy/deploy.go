@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deploy holds the files that start the agent with its machine. They name the
-// program as Program.
+// Package deploy holds the files that start the agent with its machine, and the host peer
+// with its user. They name the program as Program.
 package deploy
 
 import (
@@ -16,6 +16,11 @@ const Program = "/usr/local/bin/fairlead"
 //
 //go:embed systemd/fairlead-agent.service
 var AgentUnit string
+
+// HostUnit is the host peer's unit for systemd, of a user.
+//
+//go:embed systemd/fairlead-host.service
+var HostUnit string
 
 // AgentScript is the agent's service script for OpenRC.
 //

@@ -7,6 +7,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -210,6 +211,29 @@ func TestAgentAndUnitKeepWordsApart(t *testing.T) {
 	want := `ExecStart="/opt/fair lead" "host" "--config" "/x/100%%$$\"y"` + "\n"
 	if got := logons["linux"].unit(); !strings.Contains(got, want) {
 		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
+// Which of the two units runs makes no difference: that of a package, or this one.
+func TestUnitIsThatOfPackages(t *testing.T) {
+	directives := func(unit string) (list []string) {
+		for line := range strings.Lines(unit) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "ExecStart=") {
+				list = append(list, line)
+			}
+		}
+		return list
+	}
+	b, err := os.ReadFile("../../deploy/systemd/fairlead-host.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := logons["linux"].unit()
+	if want := directives(string(b)); !slices.Equal(directives(got), want) {
+		t.Errorf("%s\nwant the directives %q", got, want)
+	}
+	if !strings.HasPrefix(got, "# Written by `fairlead host install`; `fairlead host uninstall` removes it.\n[Unit]\n") || strings.Count(got, "ExecStart=") != 1 {
+		t.Error(got)
 	}
 }
 

@@ -275,7 +275,10 @@ func (l Logon) plist() string {
 
 func (l Logon) unitPath() string { return path.Join(l.Home, ".config/systemd/user", unitName) }
 
-// unit returns the user unit.
+// unitMarker is the first line of the unit.
+const unitMarker = "# Written by `fairlead host install`; `fairlead host uninstall` removes it."
+
+// unit returns the user unit: that of packages, with this program and its flags.
 func (l Logon) unit() string {
 	words := make([]string, 0, len(l.Args)+1)
 	for _, a := range append([]string{l.Program}, l.Args...) {
@@ -285,18 +288,8 @@ func (l Logon) unit() string {
 	for _, v := range l.Env {
 		env += "Environment=" + strings.ReplaceAll(deploy.SystemdQuote(v), "$$", "$") + "\n" // where $ means itself
 	}
-	return fmt.Sprintf(`[Unit]
-Description=Ports of Linux guests on this machine
-
-[Service]
-%sExecStart=%s
-Restart=on-failure
-LimitNOFILE=65536
-NoNewPrivileges=yes
-
-[Install]
-WantedBy=default.target
-`, env, strings.Join(words, " "))
+	_, unit, _ := strings.Cut(deploy.HostUnit, "\n[Unit]\n") // without the comment about packages
+	return unitMarker + "\n[Unit]\n" + strings.Replace(unit, "ExecStart="+deploy.Program+" host\n", env+"ExecStart="+strings.Join(words, " ")+"\n", 1)
 }
 
 func escape(s string) string {
