@@ -237,6 +237,14 @@ func TestUnitIsThatOfPackages(t *testing.T) {
 	}
 }
 
+// With NoNewPrivileges a program that setcap(8) gave the capability for low ports starts
+// without. The host peer sets no_new_privs itself (package privilege).
+func TestUnitLeavesCapabilitiesOfTheFile(t *testing.T) {
+	if got := logons["linux"].unit(); strings.Contains(got, "\nNoNewPrivileges=") {
+		t.Error(got)
+	}
+}
+
 func TestUnitHasEnvironment(t *testing.T) {
 	l := logons["linux"]
 	l.Env = []string{`XDG_CONFIG_HOME=/a "b"/50%$c`, "XDG_STATE_HOME=/s"}

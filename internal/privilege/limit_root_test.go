@@ -5,6 +5,7 @@
 package privilege
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -12,8 +13,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"unsafe"
 
@@ -127,6 +130,42 @@ func TestLimitReachesAllThreads(t *testing.T) {
 	}
 	if seen < 4*len(want) {
 		t.Errorf("%d lines, too few\n%s", seen, out)
+	}
+}
+
+// The reason why the unit of the host peer does not set NoNewPrivileges: a capability that
+// the program's file has (setcap) is not gained then. Without, Limit keeps it, and lets
+// nothing else be gained.
+func TestCapabilityOfTheFile(t *testing.T) {
+	b, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	program := filepath.Join(dir, "program")
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.WriteFile(program, b, 0o755)); err != nil { //nolint:gosec // another user runs it
+		t.Fatal(err)
+	}
+	const effective, revision2 = 1, 2 << 24 // struct vfs_cap_data
+	attr := make([]byte, 20)
+	binary.LittleEndian.PutUint32(attr, revision2|effective)
+	binary.LittleEndian.PutUint32(attr[4:], 1<<netBindService)
+	if err := unix.Setxattr(program, "security.capability", attr, 0); err != nil {
+		t.Fatal(err)
+	}
+	keep := SetOf(Host(), true)
+	for want, before := range map[string][]string{"CapEff:\t0000000000000400": nil, "CapEff:\t0000000000000000": {"setpriv", "--no-new-privs"}} {
+		words := append(slices.Clone(before), program)
+		cmd := exec.Command(words[0], words[1:]...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		cmd.Env = []string{fmt.Sprintf("%s=%x", childVariable, uint64(keep))}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%q: %v\n%s", before, err, out)
+		}
+		if !strings.Contains(string(out), want) || !strings.Contains(string(out), "NoNewPrivs:\t1") || strings.Contains(string(out), "NoNewPrivs:\t0") {
+			t.Errorf("%q: want %s and no_new_privs\n%s", before, want, out)
+		}
 	}
 }
 
