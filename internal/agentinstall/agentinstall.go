@@ -80,7 +80,7 @@ func (o Options) install(ctx context.Context) (Init, error) {
 	if init == "" {
 		init = Detect(o.Root)
 	}
-	if err := errors.Join(trusted(o.Program, deploy.Program), o.free()); err != nil {
+	if err := errors.Join(trusted(o.Program, deploy.Program), o.free(init)); err != nil {
 		return init, err
 	}
 	for _, other := range []Init{Systemd, OpenRC, WSL} {
@@ -193,17 +193,24 @@ func isDir(name string) bool {
 	return err == nil && fi.IsDir()
 }
 
-// free returns an error if something that Install did not make starts the agent.
-func (o Options) free() error {
-	for _, name := range packaged {
-		if _, err := os.Stat(o.path(name)); err == nil {
-			return fmt.Errorf("/%s belongs to a package: run `systemctl enable --now %s` instead", name, service)
+// free returns an error if something that Install did not make starts the agent by init.
+// What another init would read starts nothing here.
+func (o Options) free(init Init) error {
+	switch init {
+	case Systemd:
+		for _, name := range packaged {
+			if _, err := os.Stat(o.path(name)); err != nil {
+				continue
+			}
+			first := ""
+			if text, err := o.read(wslFile); err == nil && strings.Contains(text, marker) {
+				first = "`fairlead agent uninstall`, then "
+			}
+			return fmt.Errorf("/%s belongs to a package: run %s`systemctl enable --now %s` instead", name, first, service)
 		}
-	}
-	for _, name := range []string{unitFile, rcFile} {
-		if err := o.ours(name); err != nil {
-			return err
-		}
+		return o.ours(unitFile)
+	case OpenRC:
+		return o.ours(rcFile)
 	}
 	return nil
 }

@@ -190,6 +190,48 @@ func TestInstallRefuses(t *testing.T) {
 	}
 }
 
+// A unit or script that nothing here reads starts no agent: of a deb in a WSL without
+// systemd, or of an apk without OpenRC.
+func TestInstallBesideFilesOfAnotherInit(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		files map[string]string
+		want  Init
+	}{
+		{"WSL with a deb", map[string]string{"proc/sys/kernel/osrelease": wslRelease, packaged[0]: "x"}, WSL},
+		{"WSL with an apk", map[string]string{"proc/sys/kernel/osrelease": wslRelease, rcFile: "x"}, WSL},
+		{"WSL with a unit put there by hand", map[string]string{"proc/sys/kernel/osrelease": wslRelease, unitFile: "x"}, WSL},
+		{"OpenRC with a deb", map[string]string{"run/openrc/": "", packaged[1]: "x"}, OpenRC},
+		{"systemd with an apk", map[string]string{"run/systemd/system/": "", rcFile: "x"}, Systemd},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMachine(t, tt.files)
+			before := m.files(t)
+			if init, err := Install(t.Context(), m.options()); err != nil || init != tt.want {
+				t.Fatalf("%s, %v", init, err)
+			}
+			if r, err := Uninstall(t.Context(), m.options()); err != nil || !r.Found || !maps.Equal(m.files(t), before) {
+				t.Errorf("%+v, %v, left %v", r, err, m.files(t))
+			}
+		})
+	}
+}
+
+// Once systemd is turned on, the boot command is in the way of the package's unit.
+func TestInstallNamesTheBootCommandBesideAPackage(t *testing.T) {
+	files := map[string]string{"proc/sys/kernel/osrelease": wslRelease, packaged[0]: "x"}
+	m := newMachine(t, files)
+	if _, err := Install(t.Context(), m.options()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(m.root, "run/systemd/system"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Install(t.Context(), m.options()); err == nil || !strings.Contains(err.Error(), "run `fairlead agent uninstall`, then `systemctl enable --now fairlead-agent`") {
+		t.Error(err)
+	}
+}
+
 // Root would run a program that another user can replace.
 func TestInstallRefusesProgramOfOthers(t *testing.T) {
 	m := newMachine(t, map[string]string{"run/systemd/system/": "", "bin/fairlead": ""})
@@ -287,7 +329,8 @@ func TestInstallRefusesMaskAndLinks(t *testing.T) {
 		{"empty script", rcFile, "", "was not written by"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m := newMachine(t, map[string]string{"run/systemd/system/": "", tt.file: ""})
+			init := map[string]string{unitFile: "run/systemd/system/", rcFile: "run/openrc/"}[tt.file]
+			m := newMachine(t, map[string]string{init: "", tt.file: ""})
 			path := m.options().path(tt.file)
 			if tt.target != "" {
 				if err := errors.Join(os.Remove(path), os.Symlink(tt.target, path)); err != nil {
