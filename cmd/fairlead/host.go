@@ -139,6 +139,9 @@ func newUninstall(s hostinstall.System) *cobra.Command {
 			done := "Uninstalled. Configuration and token were kept."
 			if !found {
 				done = "Nothing to uninstall: `fairlead host install` installed nothing for this user."
+				if there, _ := s.Exists(hostinstall.PackagedUnit); there {
+					done += "\nThe unit of the package stays as it is: `systemctl --user disable --now fairlead-host` stops it."
+				}
 			}
 			return report(c.OutOrStdout(), done, err)
 		},

@@ -40,6 +40,8 @@ type System interface {
 	WriteFile(path string, data []byte) error
 	// Remove removes a file; fs.ErrNotExist if it is not there.
 	Remove(path string) error
+	// Exists returns whether a file is there.
+	Exists(path string) (bool, error)
 }
 
 // Install starts the host peer now and at each logon. It replaces an existing
@@ -134,7 +136,11 @@ func Uninstall(ctx context.Context, s System, l Logon) (bool, error) {
 		_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) // it may not be running
 		return removed(s.Remove(l.plistPath()))
 	case "linux":
-		_ = s.Run(ctx, "systemctl", "--user", "disable", "--now", unitName) // it may not be there
+		// The name may also be that of a package's unit, which stays as it is.
+		if there, err := s.Exists(l.unitPath()); !there || err != nil {
+			return false, wrap("uninstall", err)
+		}
+		_ = s.Run(ctx, "systemctl", "--user", "disable", "--now", unitName) // there may be no user bus
 		found, err := removed(s.Remove(l.unitPath()))
 		if !found || err != nil {
 			return found, err
@@ -164,6 +170,9 @@ const (
 	label    = "dev.fairlead.host"
 	unitName = "fairlead-host.service"
 )
+
+// PackagedUnit is the user unit of packages, on Linux.
+const PackagedUnit = "/usr/lib/systemd/user/" + unitName
 
 // task returns the task's definition. conhost --headless runs a console program
 // without a window.
@@ -339,3 +348,12 @@ func (Machine) WriteFile(name string, data []byte) error {
 
 // Remove implements System.
 func (Machine) Remove(name string) error { return os.Remove(name) }
+
+// Exists implements System.
+func (Machine) Exists(name string) (bool, error) {
+	_, err := os.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
