@@ -85,7 +85,7 @@ func run(ctx context.Context, args []string) (err error) {
 	}
 	if r.version == "" {
 		if r.version, err = output(ctx, r.repo, "git", "describe", "--tags", "--exact-match"); err != nil {
-			return fmt.Errorf("this commit has no tag: name the version by -version v1.2.3: %w", err)
+			return fmt.Errorf("this commit has no tag: name a version, as in `make release VERSION=v0.1.0`: %w", err)
 		}
 	}
 	if !versionForm.MatchString(r.version) {

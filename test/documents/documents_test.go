@@ -94,6 +94,31 @@ func TestEachDefectHasATest(t *testing.T) {
 	}
 }
 
+// No commit has to have a tag, and without one `make release` needs a version.
+func TestReleaseCommandsHaveAVersion(t *testing.T) {
+	paths, err := filepath.Glob(root + "/docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command, whole := regexp.MustCompile("make release[^`\n]*"), regexp.MustCompile(`^make release VERSION=v\d+\.\d+\.\d+$`)
+	found := 0
+	for _, path := range append(paths, root+"/README.md") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range command.FindAllString(string(text), -1) {
+			found++
+			if !whole.MatchString(c) {
+				t.Errorf("%s: %q: want make release VERSION=v0.1.0", filepath.Base(path), c)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no document says how a release is built")
+	}
+}
+
 // The README names the kernels on which docs/kernels.md shows that all tests passed, from the
 // oldest that is supported on.
 func TestReadmeNamesKernelsOfTheMatrix(t *testing.T) {
