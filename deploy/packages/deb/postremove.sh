@@ -1,7 +1,7 @@
 #!/bin/sh
 set -e
 if [ -d /run/systemd/system ]; then
-	systemctl daemon-reload
+	systemctl daemon-reload || :
 fi
 if [ "$1" = purge ]; then
 	rm -rf /etc/fairlead /var/lib/fairlead /run/fairlead

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package deploy
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// script runs a script of a package on a machine that systemd runs, where each systemctl
+// command that begins with fails fails. It returns its output.
+func script(t *testing.T, root, name, fails string, args ...string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("packages", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(root, "bin")
+	for _, dir := range []string{bin, filepath.Join(root, "run/systemd/system")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fake := "#!/bin/sh\necho \"systemctl $*\"\ncase \"$*\" in '" + fails + "'*) exit 1;; esac\n"
+	if err := os.WriteFile(filepath.Join(bin, "systemctl"), []byte(fake), 0o755); err != nil { //nolint:gosec // it is run
+		t.Fatal(err)
+	}
+	text := string(b)
+	for _, dir := range []string{"/run/", "/etc/", "/usr/local/", "/var/"} {
+		text = strings.ReplaceAll(text, " "+dir, " "+root+dir)
+		text = strings.ReplaceAll(text, "="+dir, "="+root+dir)
+	}
+	cmd := exec.Command("sh", append([]string{"-c", text, name}, args...)...)
+	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%s %q: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// An agent that does not start, as with a mistake in agent.yaml, does not leave the package
+// half installed, which would stop apt altogether.
+func TestPackageIsInstalledWhereTheAgentFails(t *testing.T) {
+	for _, tt := range []struct{ name, args string }{
+		{"deb/postinstall.sh", "configure 0.1.0"}, {"rpm/postinstall.sh", "2"},
+	} {
+		out := script(t, t.TempDir(), tt.name, "try-restart", strings.Fields(tt.args)...)
+		for _, want := range []string{"systemctl try-restart fairlead-agent.service\n", "`journalctl -u fairlead-agent`"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: %q, want %q", tt.name, out, want)
+			}
+		}
+		if out := script(t, t.TempDir(), tt.name, "none", strings.Fields(tt.args)...); strings.Contains(out, "journalctl") {
+			t.Errorf("%s: %q", tt.name, out)
+		}
+	}
+	for _, name := range []string{"deb/postinstall.sh", "deb/postremove.sh"} {
+		script(t, t.TempDir(), name, "daemon-reload", "configure")
+	}
+	script(t, t.TempDir(), "rpm/postinstall.sh", "daemon-reload", "1")
+}
