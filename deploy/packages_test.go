@@ -5,6 +5,7 @@
 package deploy
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,4 +65,39 @@ func TestPackageIsInstalledWhereTheAgentFails(t *testing.T) {
 		script(t, t.TempDir(), name, "daemon-reload", "configure")
 	}
 	script(t, t.TempDir(), "rpm/postinstall.sh", "daemon-reload", "1")
+}
+
+// What an archive left is before what the package has: in /etc/systemd, and in the PATH.
+func TestPackageNamesWhatAnArchiveLeft(t *testing.T) {
+	const unit, program = "etc/systemd/system/fairlead-agent.service", "usr/local/bin/fairlead"
+	ours := "# Written by `fairlead agent install`; `fairlead agent uninstall` removes it.\n"
+	for _, tt := range []struct {
+		name  string
+		files map[string]string
+		want  []string // in the output
+	}{
+		{"nothing", nil, nil},
+		{"an archive", map[string]string{unit: ours, program: ""}, []string{"`fairlead agent uninstall`", "`systemctl enable --now fairlead-agent`", "/usr/local/bin/fairlead"}},
+		{"the program alone", map[string]string{program: ""}, []string{"/usr/local/bin/fairlead"}},
+		{"a unit of the administrator", map[string]string{unit: "[Service]\n"}, nil},
+	} {
+		for name, args := range map[string][]string{"deb/postinstall.sh": {"configure", ""}, "rpm/postinstall.sh": {"1"}} {
+			root := t.TempDir()
+			for path, text := range tt.files {
+				path = filepath.Join(root, path)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil { //nolint:gosec // as there
+					t.Fatal(err)
+				}
+			}
+			out := script(t, root, name, "none", args...)
+			for _, want := range tt.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("%s with %s: %q, want %q", name, tt.name, out, want)
+				}
+			}
+			if strings.Contains(out, "fairlead:") != (len(tt.want) > 0) {
+				t.Errorf("%s with %s: %q", name, tt.name, out)
+			}
+		}
+	}
 }
