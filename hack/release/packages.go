@@ -21,6 +21,14 @@ type form struct {
 	systemd bool // else OpenRC
 }
 
+// zsh is the directory with the completions of packages.
+func (f form) zsh() string {
+	if f.name == "deb" {
+		return "/usr/share/zsh/vendor-completions"
+	}
+	return "/usr/share/zsh/site-functions"
+}
+
 // pack makes a package for a Linux.
 func (r *release) pack(s system, program string, f form) error {
 	list, err := r.contents(program, f)
@@ -77,7 +85,7 @@ func (r *release) contents(program string, f form) (files.Contents, error) {
 	add("", "/etc/fairlead", 0o755, files.TypeDir)
 	add(repo("deploy/packages/agent.yaml"), "/etc/fairlead/agent.yaml", 0o644, files.TypeConfigNoReplace)
 	file(filepath.Join(r.work, "completion/bash"), "/usr/share/bash-completion/completions/fairlead", 0o644)
-	file(filepath.Join(r.work, "completion/zsh"), "/usr/share/zsh/site-functions/_fairlead", 0o644)
+	file(filepath.Join(r.work, "completion/zsh"), f.zsh()+"/_fairlead", 0o644)
 	file(filepath.Join(r.work, "completion/fish"), "/usr/share/fish/vendor_completions.d/fairlead.fish", 0o644)
 	docs := "/usr/share/doc/fairlead/"
 	add("", strings.TrimSuffix(docs, "/"), 0o755, files.TypeDir)
