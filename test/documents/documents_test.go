@@ -119,6 +119,28 @@ func TestReleaseCommandsHaveAVersion(t *testing.T) {
 	}
 }
 
+// No registry has an image, so the manifests name one that cannot be pulled, never one that
+// somebody else may publish; each overlay that is shown replaces that one.
+func TestImageOfTheManifestsIsReplaced(t *testing.T) {
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	image := regexp.MustCompile(`(?m)^ +image: (.*)$`).FindAllStringSubmatch(read("deploy/kubernetes/daemonset.yaml"), -1)
+	if len(image) != 1 || !strings.HasPrefix(image[0][1], "fairlead.invalid/") {
+		t.Fatalf("images %q, want one of fairlead.invalid", image)
+	}
+	for _, name := range []string{"deploy/kubernetes/kustomization.yaml", "docs/kubernetes.md", "test/cluster/scene_test.go"} {
+		shown := regexp.MustCompile(`\bname"?: "?([\w.-]+/[\w./-]+)`).FindAllStringSubmatch(read(name), -1)
+		if len(shown) != 1 || shown[0][1] != image[0][1] {
+			t.Errorf("%s replaces %q, want %s", name, shown, image[0][1])
+		}
+	}
+}
+
 // The README names the kernels on which docs/kernels.md shows that all tests passed, from the
 // oldest that is supported on.
 func TestReadmeNamesKernelsOfTheMatrix(t *testing.T) {
