@@ -33,7 +33,8 @@ func newPair() *cobra.Command {
 		Long: "Fetch the token with which agent and host authenticate, and store it for this user only.\n\n" +
 			"The token is read by the guest's own administrator: by wsl.exe as root (the default on\n" +
 			"Windows), limactl, podman, ssh, or virsh and the guest agent of QEMU. --libvirt also tells\n" +
-			"the endpoint to connect to; with --ssh as well, the token is fetched by ssh.",
+			"the endpoint to connect to; with --ssh as well, the token is fetched by ssh. Where a token has\n" +
+			"no use, as with Lima, only the next step is printed, unless --link-token or --guest-file is given.",
 		Example: "  fairlead host pair --libvirt dev\n  fairlead host pair --ssh root@vm --guest dev\n" +
 			"  fairlead host pair --lima dev\n  fairlead host pair --from token",
 		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },
@@ -62,6 +63,11 @@ func (f *pairFlags) run(c *cobra.Command) error {
 	if err != nil {
 		return usageError{err}
 	}
+	if channel != nil {
+		if err := channel.Check(); err != nil {
+			return fmt.Errorf("pair: %w", err)
+		}
+	}
 	host := config.DefaultHost()
 	file := cmp.Or(f.file, host.TokenFileFor(f.guest))
 	next := f.next(runtime.GOOS, file)
@@ -72,9 +78,14 @@ func (f *pairFlags) run(c *cobra.Command) error {
 		}
 		next = note + "Next: " + f.install(endpoint)
 	}
-	if channel == nil {
+	asked := c.Flags().Changed("link-token") || c.Flags().Changed("guest-file")
+	switch {
+	case f.needless(runtime.GOOS) && !asked:
+		_, err = fmt.Fprintln(c.OutOrStdout(), next)
+		return err
+	case channel == nil:
 		err = f.take(c, file)
-	} else {
+	default:
 		err = pair.Fetch(c.Context(), channel, f.guestFile, file)
 	}
 	if err != nil {
@@ -113,6 +124,15 @@ func (f *pairFlags) channel() (pair.Channel, error) {
 		return nil, errors.New("no WSL here: say where the agent is: --libvirt, --lima, --podman, --ssh, or --from FILE (see `fairlead host pair --help`)")
 	}
 	return pair.WSL{Distribution: f.distribution, Run: hvsock.RunWSL}, nil
+}
+
+// needless reports whether no next step on an operating system has a use for the token: the
+// socket that ssh forwards has none, and a Podman machine outside WSL needs no host peer.
+func (f *pairFlags) needless(goos string) bool {
+	if goos == "windows" || f.libvirt.Domain != "" {
+		return false
+	}
+	return f.lima != "" || f.podman != "" || f.ssh != "" && goos == "darwin"
 }
 
 // wsl reports whether the guest is WSL.

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/pair"
 )
 
 // fakeProgram puts a program into PATH, alone, that runs a script.
@@ -96,6 +98,59 @@ func TestPairOverSSH(t *testing.T) {
 	out, stderr, code := execute(t, "host", "pair", "--ssh", "root@vm", "--guest", "lab", "--link-token", file)
 	if b, err := os.ReadFile(file); err != nil || string(b) != token+"\n" || code != exitOK || !strings.Contains(out, "lab.sock:/run/fairlead/link.sock\" root@vm\n") {
 		t.Errorf("%q, %v; exit %d, %q, %q", b, err, code, out, stderr)
+	}
+}
+
+// A link that has no token needs none: where ssh forwards the agent's socket, and for a
+// Podman machine outside WSL, nothing is fetched, and the next step is printed.
+func TestPairFetchesNoTokenThatIsNotUsed(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	for args, want := range map[string]string{
+		"--lima dev":            "Then: fairlead host install -- --connect unix://",
+		"--lima dev --guest me": "me=unix://",
+		"--podman m":            "Next: podman machine ssh --username root m ",
+	} {
+		fakeProgram(t, "limactl", "exit 9")
+		out, stderr, code := execute(t, append([]string{"host", "pair"}, strings.Fields(args)...)...)
+		if code != exitOK || !strings.Contains(out, want) || strings.Contains(out, "stored") {
+			t.Errorf("%s: exit %d, %q, %q; want %q", args, code, out, stderr, want)
+		}
+	}
+	for _, c := range []struct {
+		flags pairFlags
+		goos  string
+		want  bool
+	}{
+		{pairFlags{lima: "dev"}, "darwin", true},
+		{pairFlags{lima: "dev"}, "windows", false},
+		{pairFlags{podman: "m"}, "darwin", true},
+		{pairFlags{podman: "m"}, "windows", false},
+		{pairFlags{ssh: "me@vm"}, "darwin", true},
+		{pairFlags{ssh: "me@vm"}, "linux", false}, // it may have vsock
+		{pairFlags{ssh: "me@vm", libvirt: pair.Libvirt{Domain: "vm"}}, "darwin", false},
+		{pairFlags{from: "-"}, "darwin", false},
+		{pairFlags{}, "windows", false},
+	} {
+		if got := c.flags.needless(c.goos); got != c.want {
+			t.Errorf("%s, %+v: %v", c.goos, c.flags, got)
+		}
+	}
+}
+
+// Who asks for a token gets it, also where the link needs none; a name that a shell would
+// take for something else is in no command.
+func TestPairFetchesWhatIsAskedFor(t *testing.T) {
+	const token = "0123456789abcdef0123456789abcdef"
+	file := filepath.Join(t.TempDir(), "lab.token")
+	fakeProgram(t, "limactl", "echo "+token)
+	out, stderr, code := execute(t, "host", "pair", "--lima", "dev", "--link-token", file)
+	if b, err := os.ReadFile(file); err != nil || string(b) != token+"\n" || code != exitOK {
+		t.Errorf("%q, %v; exit %d, %q, %q", b, err, code, out, stderr)
+	}
+	for _, flag := range []string{"--lima", "--podman"} {
+		if out, stderr, code := execute(t, "host", "pair", flag, "a;b"); code == exitOK || out != "" || !strings.Contains(stderr, "want a name") {
+			t.Errorf("%s: exit %d, %q, %q", flag, code, out, stderr)
+		}
 	}
 }
 

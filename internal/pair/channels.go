@@ -36,6 +36,9 @@ type WSL struct {
 	Run func(ctx context.Context, args ...string) ([]byte, error)
 }
 
+// Check implements Channel. A distribution may have any name: it is the value of an option.
+func (w WSL) Check() error { return nil }
+
 // Read implements Channel.
 func (w WSL) Read(ctx context.Context, file string) ([]byte, error) {
 	args := []string{"--user", "root", "--exec", "cat", file}
@@ -59,11 +62,11 @@ func (w WSL) Read(ctx context.Context, file string) ([]byte, error) {
 // Lima is an instance of Lima.
 type Lima struct{ Instance string }
 
+// Check implements Channel.
+func (l Lima) Check() error { return checkName("instance", l.Instance) }
+
 // Read implements Channel.
 func (l Lima) Read(ctx context.Context, file string) ([]byte, error) {
-	if err := checkName("instance", l.Instance); err != nil {
-		return nil, err
-	}
 	limactl, err := find("limactl")
 	if err != nil {
 		return nil, err
@@ -75,11 +78,11 @@ func (l Lima) Read(ctx context.Context, file string) ([]byte, error) {
 // Podman is a Podman machine.
 type Podman struct{ Machine string }
 
+// Check implements Channel.
+func (p Podman) Check() error { return checkName("machine", p.Machine) }
+
 // Read implements Channel.
 func (p Podman) Read(ctx context.Context, file string) ([]byte, error) {
-	if err := checkName("machine", p.Machine); err != nil {
-		return nil, err
-	}
 	podman, err := find("podman")
 	if err != nil {
 		return nil, err
@@ -94,11 +97,16 @@ type SSH struct{ Destination string } // [USER@]HOST
 // destination is what ssh takes for a host, and for no option.
 var destination = regexp.MustCompile(`^([A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_:][A-Za-z0-9._:%-]*$`)
 
+// Check implements Channel.
+func (s SSH) Check() error {
+	if !destination.MatchString(s.Destination) {
+		return fmt.Errorf("ssh %q: want USER@HOST", s.Destination)
+	}
+	return nil
+}
+
 // Read implements Channel. Users other than root need sudo without a password.
 func (s SSH) Read(ctx context.Context, file string) ([]byte, error) {
-	if !destination.MatchString(s.Destination) {
-		return nil, fmt.Errorf("ssh %q: want USER@HOST", s.Destination)
-	}
 	ssh, err := find("ssh")
 	if err != nil {
 		return nil, err

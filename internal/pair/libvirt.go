@@ -18,9 +18,12 @@ type Libvirt struct {
 	URI    string // of libvirt; empty for virsh's own default
 }
 
+// Check implements Channel.
+func (l Libvirt) Check() error { return checkName("domain", l.Domain) }
+
 // run runs virsh.
 func (l Libvirt) run(ctx context.Context, remedy, command string, args ...string) ([]byte, error) {
-	if err := checkName("domain", l.Domain); err != nil {
+	if err := l.Check(); err != nil { // for CID, too
 		return nil, err
 	}
 	virsh, err := find("virsh")

@@ -22,8 +22,11 @@ const maxToken = 4096
 
 // Channel reads files of a guest as its administrator does.
 type Channel interface {
+	// Check returns an error about a name that no guest has, such as one that a program
+	// would take for an option, or a shell for a command.
+	Check() error
 	// Read returns a file that only root may read, at most a little more than
-	// maxToken of it. The error names the command, how it ended, and what to do.
+	// maxToken of it, of a guest that Check accepts. The error names the command, how it ended, and what to do.
 	Read(ctx context.Context, file string) ([]byte, error)
 }
 
@@ -35,6 +38,9 @@ var guestFile = regexp.MustCompile(`^/[A-Za-z0-9._/+-]+$`)
 func Fetch(ctx context.Context, c Channel, guest, file string) error {
 	if !guestFile.MatchString(guest) {
 		return fmt.Errorf("pair: file %q in the guest: want an absolute path of letters, digits and ._/+-", guest)
+	}
+	if err := c.Check(); err != nil {
+		return fmt.Errorf("pair: %w", err)
 	}
 	b, err := c.Read(ctx, guest)
 	if err != nil {
