@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 )
 
@@ -66,7 +67,7 @@ func check(path string, f *os.File) error {
 	if uid, ok := Owner(fi); !ok {
 		return foreign(path, uid, fi)
 	}
-	if p := fi.Mode().Perm(); p&0o022 != 0 {
+	if p := fi.Mode().Perm(); othersWrite(fi, runtime.GOOS) {
 		return untrusted("%s has mode %04o, others can write to it: chmod go-w %s", path, p, path)
 	}
 	return Path(path)
@@ -115,10 +116,24 @@ func checkDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	if p := fi.Mode().Perm(); fi.IsDir() && p&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 {
+	if p := fi.Mode().Perm(); fi.IsDir() && othersWrite(fi, runtime.GOOS) && fi.Mode()&fs.ModeSticky == 0 {
 		return untrusted("directory %s has mode %04o, others can replace what is in it: chmod go-w %s", dir, p, dir)
 	}
 	return checkPath(dir)
+}
+
+// adminGroup is the group "admin" of macOS. Its members become root by sudo, so what they
+// can change is as safe as what root can. Homebrew gives it the directories of its programs.
+const adminGroup = 80
+
+// othersWrite reports whether the mode of a file lets users write to it who are neither its
+// owner nor, on macOS, administrators.
+func othersWrite(fi fs.FileInfo, goos string) bool {
+	others := fs.FileMode(0o022)
+	if st, is := fi.Sys().(*syscall.Stat_t); is && goos == "darwin" && st.Gid == adminGroup {
+		others = 0o002
+	}
+	return fi.Mode().Perm()&others != 0
 }
 
 // Owner returns whom a file belongs to, and whether that is root or the process's user.

@@ -84,6 +84,40 @@ func TestWriteFile(t *testing.T) {
 	}
 }
 
+// stat is a file of a mode and a group.
+type stat struct {
+	fs.FileInfo
+	mode fs.FileMode
+	gid  uint32
+}
+
+func (s stat) Mode() fs.FileMode { return s.mode }
+func (s stat) Sys() any          { return &syscall.Stat_t{Gid: s.gid} }
+
+// Administrators of macOS may write to Homebrew's directories. Another group may not, nor
+// everybody, nor the group of that number elsewhere.
+func TestGroupOfAdministrators(t *testing.T) {
+	for _, c := range []struct {
+		goos string
+		mode fs.FileMode
+		gid  uint32
+		want bool
+	}{
+		{"darwin", fs.ModeDir | 0o775, 80, false},
+		{"darwin", 0o775, 80, false},
+		{"darwin", fs.ModeDir | 0o777, 80, true},
+		{"darwin", fs.ModeDir | 0o757, 80, true},
+		{"darwin", fs.ModeDir | 0o775, 20, true}, // staff: all users
+		{"darwin", fs.ModeDir | 0o755, 20, false},
+		{"linux", fs.ModeDir | 0o775, 80, true},
+		{"linux", fs.ModeDir | 0o755, 80, false},
+	} {
+		if got := othersWrite(stat{mode: c.mode, gid: c.gid}, c.goos); got != c.want {
+			t.Errorf("%s, %s of group %d: others can write to it: %v", c.goos, c.mode, c.gid, got)
+		}
+	}
+}
+
 // In a sticky directory, as /tmp is, others cannot replace a file.
 func TestStickyDirectory(t *testing.T) {
 	dir := t.TempDir()
