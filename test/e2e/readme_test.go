@@ -80,8 +80,13 @@ esac`,
 	"systemctl": "",
 	// These run a command as root of a guest; the line is read in that guest already.
 	"podman":     `[ "$1 $2 $3 $4" = "machine ssh --username root" ] && exec sh -ec "$5"`,
-	"wsl":        `[ "$1 $2 $3 $4 $5" = "-d rancher-desktop -u root --" ] && shift 5 && exec "$@"`,
-	"rc-service": "",
+	// wsl's shell is outside of the namespaces of Rancher Desktop's init, in which are its
+	// services and the agent's socket; wsl-exec enters these.
+	"wsl": `[ "$1 $2 $3 $4 $5" = "-d rancher-desktop -u root --" ] && shift 5
+[ "$1" != fairlead ] || exit 9
+exec "$@"`,
+	"wsl-exec":   `IN_INIT=1 exec "$@"`,
+	"rc-service": `[ "$IN_INIT" = 1 ]`,
 	"loginctl":   `[ "$*" = "enable-linger reader" ]`,
 	"virsh": `case "$*" in
 *"dumpxml --domain vm") echo "<domain><devices><vsock><cid auto='no' address='7'/></vsock></devices></domain>";;
@@ -308,11 +313,14 @@ func TestReadmeRancherDesktop(t *testing.T) {
 	r := newReader(t)
 	r.installed("run/openrc")
 	agent := filepath.Join(r.guest.dir, "bin/rancher-desktop-guestagent")
-	if err := os.WriteFile(agent, []byte("Rancher Desktop's"), 0o755); err != nil {
+	if err := errors.Join(
+		os.WriteFile(agent, []byte("Rancher Desktop's"), 0o755),
+		os.Symlink(filepath.Join(r.bin, "wsl-exec"), filepath.Join(r.guest.dir, "bin/wsl-exec")),
+	); err != nil {
 		t.Fatal(err)
 	}
 	blocks := readme(t, "Rancher Desktop")
-	if len(blocks) != 1 {
+	if len(blocks) != 1 || len(blocks[0]) != 5 {
 		t.Fatalf("the README has %q", blocks)
 	}
 	for _, line := range blocks[0] {
@@ -324,6 +332,9 @@ func TestReadmeRancherDesktop(t *testing.T) {
 		case strings.Contains(line, "fairlead ls") && !strings.Contains(out, "8001/tcp"):
 			t.Errorf("%s: %s", line, out)
 		}
+	}
+	for _, line := range blocks[0][:3] { // the next version, while this one runs
+		r.in(r.guest, 0, line)
 	}
 	back := regexp.MustCompile("`(wsl .* mv .*)`").FindStringSubmatch(chapterOf(t, "Rancher Desktop"))
 	if back == nil {
