@@ -294,6 +294,7 @@ func TestReadmeAgentInstall(t *testing.T) {
 					t.Errorf("%s: %s", line, out)
 				}
 			}
+			r.in(r.guest, 0, blocks[0][0]) // the next version, while this one runs
 			r.in(r.guest, 0, remove)
 			if left, err := os.ReadDir(filepath.Join(r.guest.dir, "etc/systemd/system")); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v, %v", left, err)
