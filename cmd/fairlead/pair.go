@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/hvsock"
@@ -68,9 +70,12 @@ func (f *pairFlags) run(c *cobra.Command) error {
 			return fmt.Errorf("pair: %w", err)
 		}
 	}
-	host := config.DefaultHost()
-	file := cmp.Or(f.file, host.TokenFileFor(f.guest))
-	next := f.next(runtime.GOOS, file)
+	host, err := f.host()
+	if err != nil {
+		return usageError{fmt.Errorf("for `fairlead host`: %w", err)}
+	}
+	file := host.TokenFileFor(f.guest)
+	next := f.next(runtime.GOOS, host, file)
 	if f.libvirt.Domain != "" {
 		endpoint, note, err := f.libvirtEndpoint(c.Context())
 		if err != nil {
@@ -78,7 +83,7 @@ func (f *pairFlags) run(c *cobra.Command) error {
 		}
 		next = note + "Next: " + f.install(endpoint)
 	}
-	asked := c.Flags().Changed("link-token") || c.Flags().Changed("guest-file")
+	asked := host.TokenGiven || c.Flags().Changed("guest-file")
 	switch {
 	case f.needless(runtime.GOOS) && !asked:
 		_, err = fmt.Fprintln(c.OutOrStdout(), next)
@@ -93,6 +98,21 @@ func (f *pairFlags) run(c *cobra.Command) error {
 	}
 	_, err = fmt.Fprintf(c.OutOrStdout(), "Token stored in %s.\n%s\n", file, next)
 	return err
+}
+
+// host returns the configuration with which `fairlead host` starts on this machine, as far as
+// it matters here: with --link-token no file is read.
+func (f *pairFlags) host() (config.Host, error) {
+	if f.file != "" {
+		c := config.DefaultHost()
+		c.LinkToken, c.TokenGiven = f.file, true
+		return c, nil
+	}
+	fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
+	var file string
+	var flags config.Host
+	hostFlags(fs, &file, &flags)
+	return config.LoadHost(file, fs, nil)
 }
 
 // channel returns what reads the token, nil for --from.
@@ -132,7 +152,7 @@ func (f *pairFlags) needless(goos string) bool {
 	if goos == "windows" || f.libvirt.Domain != "" {
 		return false
 	}
-	return f.lima != "" || f.podman != "" || f.ssh != "" && goos == "darwin"
+	return f.lima != "" || f.podman != "" || f.ssh != "" && f.guest == "" && goos == "darwin" // one with a name may dial out
 }
 
 // wsl reports whether the guest is WSL.
@@ -158,9 +178,21 @@ func (f *pairFlags) take(c *cobra.Command, file string) error {
 	return pair.Take(r, file)
 }
 
-// next returns how to connect to the guest on an operating system, where libvirt does not
-// tell. A socket that ssh forwards is beside the token's file.
-func (f *pairFlags) next(goos, file string) string {
+// next returns how to connect to the guest from a host of an operating system, where libvirt
+// does not tell. A socket that ssh forwards is beside the token's file.
+func (f *pairFlags) next(goos string, host config.Host, file string) string {
+	if slices.Contains(host.Serving.Guests, f.guest) {
+		return f.guest + " dials this host, which reads the token when it dials again.\nNext: fairlead host install"
+	}
+	next := f.dial(goos, file)
+	if f.guest != "" && (f.ssh != "" || f.from != "") {
+		next += "\nA guest that dials out needs none of this: the host that listens for it reads the token when it dials again."
+	}
+	return next
+}
+
+// dial is next for a guest that this host dials.
+func (f *pairFlags) dial(goos, file string) string {
 	windows := goos == "windows"
 	name := cmp.Or(f.guest, f.lima, "vm")
 	socket := filepath.Join(filepath.Dir(file), name+".sock")

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/pair"
 )
 
@@ -69,6 +70,7 @@ func TestNextStepOfEachChannel(t *testing.T) {
 			`Then: fairlead host install -- --connect "unix://` + home + `/vm.sock"`,
 		}},
 		{pairFlags{ssh: "root@vm"}, "darwin", []string{`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/vm.sock:/run/fairlead/link.sock" root@vm`}},
+		{pairFlags{ssh: "root@web1", guest: "web1"}, "linux", []string{"A guest that dials out needs none of this: the host that listens for it reads the token when it dials again."}},
 		{pairFlags{ssh: "root@vm"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://ID:1023"}},
 		{pairFlags{lima: "dev"}, "darwin", []string{
 			`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/dev.sock:/run/fairlead/link.sock" -F ~/.lima/dev/ssh.config lima-dev`,
@@ -81,7 +83,7 @@ func TestNextStepOfEachChannel(t *testing.T) {
 		{pairFlags{from: "-"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://wsl:1023"}},
 		{pairFlags{}, "windows", []string{"Next: fairlead host install -- --connect hvsock://wsl:1023"}},
 	} {
-		next := c.flags.next(c.goos, home+"/token")
+		next := c.flags.next(c.goos, config.DefaultHost(), home+"/token")
 		for _, want := range c.want {
 			if !slices.Contains(strings.Split(next, "\n"), want) {
 				t.Errorf("%s, %+v: no line\n%s\nin\n%s", c.goos, c.flags, want, next)
@@ -126,7 +128,8 @@ func TestPairFetchesNoTokenThatIsNotUsed(t *testing.T) {
 		{pairFlags{podman: "m"}, "darwin", true},
 		{pairFlags{podman: "m"}, "windows", false},
 		{pairFlags{ssh: "me@vm"}, "darwin", true},
-		{pairFlags{ssh: "me@vm"}, "linux", false}, // it may have vsock
+		{pairFlags{ssh: "me@vm"}, "linux", false},                   // it may have vsock
+		{pairFlags{ssh: "me@web1", guest: "web1"}, "darwin", false}, // it may dial out
 		{pairFlags{ssh: "me@vm", libvirt: pair.Libvirt{Domain: "vm"}}, "darwin", false},
 		{pairFlags{from: "-"}, "darwin", false},
 		{pairFlags{}, "windows", false},

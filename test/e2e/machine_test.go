@@ -205,6 +205,39 @@ func TestPairAsAnOrdinaryUser(t *testing.T) {
 	}
 }
 
+// A token is kept where the host with its configuration looks for it, and the next step is
+// that of this host.
+func TestPairGoesByTheHostsConfiguration(t *testing.T) {
+	m := newMachine(t)
+	given, kept := filepath.Join(m.home, "given"), filepath.Join(m.home, "mine")
+	file := filepath.Join(m.home, ".config", "fairlead", "host.yaml")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(given, []byte(strings.Repeat("0123456789abcdef", 4)), 0o600), os.Chown(given, ordinary, ordinary)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		yaml, args string
+		code       int
+		want       []string
+	}{
+		{"linkToken: " + kept, "--from " + given, 0, []string{"Token stored in " + kept + ".", "Next: fairlead host install -- --connect vsock://CID:1023\n"}},
+		{"linkToken: " + kept, "--guest dev --from " + given, 0, []string{"Token stored in " + kept + "."}},
+		{"linkToken: " + kept, "--from " + given + " --link-token " + given + ".copy", 0, []string{"Token stored in " + given + ".copy."}},
+		{"{listen: 'wss://:8443', cert: /c, key: /k, guest: [web1]}", "--guest web1 --from " + given, 0, []string{"fairlead/web1.token.", "web1 dials this host", "Next: fairlead host install\n"}},
+		{"{listen: 'wss://:8443', cert: /c, key: /k, guest: [web1]}", "--guest dev --from " + given, 0, []string{"fairlead/dev.token.", "--connect dev=vsock://CID:1023\n", "A guest that dials out"}},
+		{"linkToken: [", "--from " + given, 2, []string{file}},
+	} {
+		if err := os.WriteFile(file, []byte(c.yaml+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		out, stderr, code := m.ask(t, ordinary, append([]string{"host", "pair"}, strings.Fields(c.args)...)...)
+		for _, want := range c.want {
+			if code != c.code || !strings.Contains(out+stderr, want) {
+				t.Errorf("%s with %q: exit code %d, want %d and %q in %s%s", c.args, c.yaml, code, c.code, want, out, stderr)
+			}
+		}
+	}
+}
+
 // Doctor as an ordinary user, who may not ask the agent, blames neither the agent nor
 // its files.
 func TestDoctorWithoutPrivilege(t *testing.T) {
