@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -210,7 +211,7 @@ func (f *pairFlags) dial(goos, file string) string {
 			" 'fairlead agent install -- --sink gvproxy'"
 	case f.lima != "":
 		return "Lima gives this machine no vsock to the guest: ssh forwards the agent's socket.\n" + allow +
-			"\nNext: " + forward + "-F ~/.lima/" + f.lima + "/ssh.config lima-" + f.lima + "\nThen: " + f.install("unix://"+socket)
+			"\nNext: " + forward + "-F " + shellWord(limaConfig(f.lima)) + " lima-" + f.lima + "\nThen: " + f.install("unix://"+socket)
 	case f.ssh != "" && goos == "darwin":
 		return allow + "\nNext: " + forward + f.ssh + "\nThen: " + f.install("unix://"+socket)
 	case f.ssh != "":
@@ -218,6 +219,35 @@ func (f *pairFlags) dial(goos, file string) string {
 			"\nElse ssh forwards the agent's socket. " + allow + "\nNext: " + forward + f.ssh + "\nThen: " + f.install("unix://"+socket)
 	}
 	return "Next: " + f.install("vsock://CID:1023") + "\nCID is that of the VM's definition (QEMU: guest-cid=CID)."
+}
+
+// limaConfig returns the file with ssh's configuration of an instance: that of Lima, or of
+// Colima, which has a directory of instances of its own. Where neither has it, it will be
+// Lima's.
+func limaConfig(instance string) string {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		home = "~"
+	}
+	dirs := []string{os.Getenv("LIMA_HOME")}
+	if dirs[0] == "" {
+		dirs[0] = filepath.Join(home, ".lima")
+		for _, colima := range []string{
+			os.Getenv("COLIMA_HOME"), filepath.Join(home, ".colima"),
+			filepath.Join(cmp.Or(os.Getenv("XDG_CONFIG_HOME"), filepath.Join(home, ".config")), "colima"),
+		} {
+			if colima != "" {
+				dirs = append(dirs, filepath.Join(colima, "_lima"))
+			}
+		}
+	}
+	for _, dir := range dirs {
+		file := filepath.Join(dir, instance, "ssh.config")
+		if _, err := os.Stat(file); err == nil {
+			return file
+		}
+	}
+	return filepath.Join(dirs[0], instance, "ssh.config")
 }
 
 // install is the command that connects to the guest, now and at each logon.

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,6 +56,8 @@ esac`, "dev.token", "Next: fairlead host install -- --connect dev=vsock://7:1023
 // Where the channel does not tell the endpoint, the next step is one that works there.
 func TestNextStepOfEachChannel(t *testing.T) {
 	const home = "/home/me/Application Support/fairlead"
+	t.Setenv("HOME", "/home/me/x y")
+	t.Setenv("LIMA_HOME", "")
 	for _, c := range []struct {
 		flags pairFlags
 		goos  string
@@ -73,7 +76,7 @@ func TestNextStepOfEachChannel(t *testing.T) {
 		{pairFlags{ssh: "root@web1", guest: "web1"}, "linux", []string{"A guest that dials out needs none of this: the host that listens for it reads the token when it dials again."}},
 		{pairFlags{ssh: "root@vm"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://ID:1023"}},
 		{pairFlags{lima: "dev"}, "darwin", []string{
-			`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/dev.sock:/run/fairlead/link.sock" -F ~/.lima/dev/ssh.config lima-dev`,
+			`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/dev.sock:/run/fairlead/link.sock" -F "/home/me/x y/.lima/dev/ssh.config" lima-dev`,
 			`Then: fairlead host install -- --connect "unix://` + home + `/dev.sock"`,
 		}},
 		{pairFlags{lima: "dev"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://wsl:1023"}},
@@ -88,6 +91,33 @@ func TestNextStepOfEachChannel(t *testing.T) {
 			if !slices.Contains(strings.Split(next, "\n"), want) {
 				t.Errorf("%s, %+v: no line\n%s\nin\n%s", c.goos, c.flags, want, next)
 			}
+		}
+	}
+}
+
+// ssh's configuration of an instance is where Lima or Colima made it.
+func TestConfigurationOfLimaForSSH(t *testing.T) {
+	home, lima, xdg := t.TempDir(), t.TempDir(), t.TempDir()
+	for _, dir := range []string{home + "/.lima/dev", home + "/.colima/_lima/colima", xdg + "/colima/_lima/colima-x", lima + "/dev", lima + "/colima"} {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(dir+"/ssh.config", nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct{ lima, colima, instance, want string }{
+		{"", "", "dev", home + "/.lima/dev/ssh.config"},
+		{"", "", "colima", home + "/.colima/_lima/colima/ssh.config"},
+		{"", "", "colima-x", xdg + "/colima/_lima/colima-x/ssh.config"},
+		{"", "", "new", home + "/.lima/new/ssh.config"},
+		{lima, "", "dev", lima + "/dev/ssh.config"},
+		{lima, "", "new", lima + "/new/ssh.config"},
+		{"", home + "/.colima", "colima", home + "/.colima/_lima/colima/ssh.config"},
+	} {
+		t.Setenv("HOME", home)
+		t.Setenv("LIMA_HOME", c.lima)
+		t.Setenv("COLIMA_HOME", c.colima)
+		t.Setenv("XDG_CONFIG_HOME", xdg)
+		if got := limaConfig(c.instance); got != c.want {
+			t.Errorf("%+v: %s", c, got)
 		}
 	}
 }
