@@ -28,7 +28,7 @@ import (
 const computeSystems = `SOFTWARE\Microsoft\Windows NT\CurrentVersion\HostComputeService\VolatileStore\ComputeSystem`
 
 const (
-	askTimeout = 15 * time.Second // for wsl.exe
+	askTimeout = 15 * time.Second // for wsl.exe about what runs
 	outputMax  = 64 << 10         // bytes of its output
 )
 
@@ -60,16 +60,18 @@ func (system) Machines(context.Context) ([]GUID, error) {
 	return ids, nil
 }
 
-func (system) WSL(ctx context.Context, args ...string) ([]byte, error) { return RunWSL(ctx, args...) }
+func (system) WSL(ctx context.Context, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return RunWSL(ctx, args...)
+}
 
-// RunWSL returns what wsl.exe of this Windows prints, at most 64 KiB of it.
+// RunWSL returns what wsl.exe of this Windows prints, at most 64 KiB of it. It ends with ctx.
 func RunWSL(ctx context.Context, args ...string) ([]byte, error) {
 	wsl, err := trust.Find("wsl.exe")
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
 	cmd := exec.CommandContext(ctx, wsl, args...)
 	cmd.Env = append(os.Environ(), "WSL_UTF8=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{HideWindow: true, CreationFlags: windows.CREATE_NO_WINDOW}

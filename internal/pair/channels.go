@@ -45,6 +45,8 @@ func (w WSL) Read(ctx context.Context, file string) ([]byte, error) {
 	if w.Distribution != "" {
 		args = append([]string{"--distribution", w.Distribution}, args...)
 	}
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout) // WSL may have to start first
+	defer cancel()
 	out, err := w.Run(ctx, args...)
 	if err == nil {
 		return bytes.TrimSpace(out), nil
@@ -52,11 +54,18 @@ func (w WSL) Read(ctx context.Context, file string) ([]byte, error) {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("WSL is not installed here: %w: pass the token in with --from FILE", err)
 	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("read %s as root in WSL: wsl.exe did not end within %s: try again, or after `wsl --shutdown`", file, commandTimeout)
+	}
+	where, remedy := "WSL's "+w.Distribution, makeToken
+	if w.Distribution == "" {
+		where, remedy = "WSL's default distribution", makeToken+"; if the agent is in another one, name it with --distribution NAME (`wsl --list`)"
+	}
 	var output string
 	if lines := hvsock.Lines(out); len(lines) > 0 { // of wsl.exe: cat's would have been the token
 		output = ": " + strconv.Quote(strings.Join(lines, " "))
 	}
-	return nil, fmt.Errorf("read %s as root in WSL: %w%s: %s", file, err, output, makeToken)
+	return nil, fmt.Errorf("read %s as root in %s: %w%s: %s", file, where, err, output, remedy)
 }
 
 // Lima is an instance of Lima.

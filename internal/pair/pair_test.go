@@ -290,8 +290,11 @@ func TestWSL(t *testing.T) {
 		"Debian 1": "--distribution Debian 1 --user root --exec cat " + tokenFile,
 	} {
 		var asked string
-		got, err := fetched(t, WSL{distribution, func(_ context.Context, args ...string) ([]byte, error) {
+		got, err := fetched(t, WSL{distribution, func(ctx context.Context, args ...string) ([]byte, error) {
 			asked = strings.Join(args, " ")
+			if d, ok := ctx.Deadline(); !ok || time.Until(d) < time.Minute {
+				t.Errorf("wsl.exe has until %v: it may have to start the distribution", d)
+			}
 			return []byte(secret + "\n"), nil
 		}})
 		if err != nil || asked != want || got != secret+"\n" {
@@ -304,13 +307,19 @@ func TestWSL(t *testing.T) {
 		want string
 	}{
 		"no agent yet":         {"", errors.New("exit status 1"), "start the agent"},
+		"another distribution": {"", errors.New("exit status 1"), "--distribution NAME"},
+		"hangs":                {"", fmt.Errorf("wsl.exe: %w", context.DeadlineExceeded), "did not end within 2m0s: try again, or after `wsl --shutdown`"},
 		"no such distribution": {"T\x00h\x00e\x00r\x00e\x00 \x00i\x00s\x00 \x00n\x00o\x00n\x00e\x00", errors.New("exit status 1"), "There is none"},
 		"no WSL":               {"", &exec.Error{Name: "wsl.exe", Err: exec.ErrNotFound}, "WSL is not installed here"},
 	} {
 		_, err := fetched(t, WSL{Run: func(context.Context, ...string) ([]byte, error) { return []byte(c.out), c.err }})
-		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "start the agent") == (name == "no WSL") {
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "start the agent") == (name == "no WSL" || name == "hangs") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	_, err := fetched(t, WSL{"Debian", func(context.Context, ...string) ([]byte, error) { return nil, errors.New("exit status 1") }})
+	if err == nil || strings.Contains(err.Error(), "--distribution") || !strings.Contains(err.Error(), "in WSL's Debian") {
+		t.Errorf("a distribution by its name: %v", err)
 	}
 }
 
