@@ -106,7 +106,7 @@ func newInstall() *cobra.Command {
 			if err := startable(c.Context(), cfg, hostinstall.Running(c.Context(), hostinstall.Machine{}, l)); err != nil {
 				return fmt.Errorf("install: %w", err)
 			}
-			return report(c.OutOrStdout(), installed(l), hostinstall.Install(c.Context(), hostinstall.Machine{}, l))
+			return report(c.OutOrStdout(), installed(l, cfg), hostinstall.Install(c.Context(), hostinstall.Machine{}, l))
 		},
 	}
 }
@@ -149,9 +149,9 @@ func newUninstall(s hostinstall.System) *cobra.Command {
 }
 
 // installed says what runs now, and how to see it.
-func installed(l hostinstall.Logon) string {
-	log := "journalctl --user -u fairlead-host"
-	if i := slices.Index(l.Args, "--log-file"); i >= 0 && i+1 < len(l.Args) {
+func installed(l hostinstall.Logon, cfg config.Host) string {
+	log := cmp.Or(cfg.LogFile, "journalctl --user -u fairlead-host")
+	if i := slices.Index(l.Args, "--log-file"); i >= 0 && i+1 < len(l.Args) { // also logon's own
 		log = l.Args[i+1]
 	}
 	return fmt.Sprintf("Installed: %s runs now and at each logon, so leave it where it is.\nLog: %s\nNext: fairlead doctor --host", l.Program, log)
