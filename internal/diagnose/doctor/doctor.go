@@ -231,7 +231,7 @@ type Limits struct {
 // WSL is the Windows Subsystem for Linux that this guest runs in.
 type WSL struct {
 	Version    int    // 1 or 2
-	Networking string // "nat", "mirrored", "none", "virtioproxy", or "" if unknown
+	Networking string // "nat", "mirrored", "none", "virtioproxy", "consomme", or "" if unknown
 	Error      string // why the mode is unknown
 }
 

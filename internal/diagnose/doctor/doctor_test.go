@@ -202,6 +202,8 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		}, Failing, "link host", "a host was refused 4s ago: uid 7", "--allow-uids"},
 		{"WSL 1", func(f *Facts) { f.WSL = &WSL{Version: 1} }, Failing, "wsl version", "WSL 1", "--set-version"},
 		{"mirrored", func(f *Facts) { f.WSL.Networking = "mirrored" }, Warning, "wsl networking", "mirrored", "nat"},
+		{"no network", func(f *Facts) { f.WSL.Networking, f.Agent.Link.Endpoints = "none", []string{"unix:///l"} }, Warning, "wsl networking", "none", "--link vsock://:1023"},
+		{"a mode of a newer WSL", func(f *Facts) { f.WSL.Networking = "later" }, Warning, "wsl networking", "later", "nat"},
 		{"unknown WSL mode", func(f *Facts) { f.WSL = &WSL{Version: 2, Error: "wslinfo: not found"} }, Warning, "wsl networking", "wslinfo", "wsl --update"},
 		{"few files", func(f *Facts) { f.Limits.Files = 1024 }, Warning, "limits files", "1024", "LimitNOFILE"},
 		{"files used up", func(f *Facts) { f.Limits = Limits{Files: 1024, OpenFiles: 1000} }, Failing, "limits files", "1000 in use", "LimitNOFILE"},
@@ -245,6 +247,19 @@ func TestLesserMethodIsExplained(t *testing.T) {
 	}
 	if r.State != OK {
 		t.Errorf("state %s", r.State)
+	}
+}
+
+// In these modes of WSL's network fairlead works as with NAT.
+func TestModesOfWSLThatWork(t *testing.T) {
+	for _, mode := range []string{"nat", "virtioproxy", "consomme", "none"} { // none: the host is linked over vsock
+		f := healthy()
+		f.WSL.Networking = mode
+		for _, c := range Evaluate(f).Checks {
+			if c.Area == "wsl" && (c.State != OK || c.Remedy != "") {
+				t.Errorf("%s: %+v", mode, c)
+			}
+		}
 	}
 }
 

@@ -414,8 +414,14 @@ func (j *judge) wsl() {
 	}
 	j.add("wsl", "version", OK, "WSL 2", "")
 	switch w.Networking {
-	case "nat":
-		j.add("wsl", "networking", OK, "nat", "")
+	case "nat", "virtioproxy", "consomme":
+		j.add("wsl", "networking", OK, w.Networking, "")
+	case "none":
+		if a := j.f.Agent; a != nil && a.Link != nil && slices.ContainsFunc(a.Link.Endpoints, func(e string) bool { return strings.HasPrefix(e, "vsock:") }) {
+			j.add("wsl", "networking", OK, "none: Windows is reached over vsock alone", "")
+			return
+		}
+		j.add("wsl", "networking", Warning, "none: Windows sees no listener of this guest", "link a host peer on Windows: fairlead agent --link vsock://:1023")
 	case "mirrored":
 		j.add("wsl", "networking", Warning, "mirrored: Windows shows this guest's ports without fairlead",
 			"use networkingMode=nat in .wslconfig, or fairlead for NAT and UDP ports only")
