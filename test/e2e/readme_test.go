@@ -79,7 +79,7 @@ esac`,
 	"sudo":      `exec "$@"`,
 	"systemctl": "",
 	// These run a command as root of a guest; the line is read in that guest already.
-	"podman":     `[ "$1 $2 $3 $4" = "machine ssh --username root" ] && exec sh -ec "$5"`,
+	"podman": `[ "$1 $2 $3 $4" = "machine ssh --username root" ] && exec sh -ec "$5"`,
 	// wsl's shell is outside of the namespaces of Rancher Desktop's init, in which are its
 	// services and the agent's socket; wsl-exec enters these.
 	"wsl": `[ "$1 $2 $3 $4 $5" = "-d rancher-desktop -u root --" ] && shift 5
