@@ -90,6 +90,10 @@ func (b *Backoff) Longest() time.Duration {
 	return b.Next()
 }
 
+// Hasten makes the next pause d at most, unless Min is longer, for a failure that something
+// new may mend.
+func (b *Backoff) Hasten(d time.Duration) { b.pause = min(b.pause, d/2) }
+
 // Reset forgets the failures, after a success.
 func (b *Backoff) Reset() { b.pause = 0 }
 

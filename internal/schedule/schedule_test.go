@@ -97,6 +97,17 @@ func TestBackoff(t *testing.T) {
 	if got := b.Longest(); got != b.Max {
 		t.Errorf("Longest = %s, want %s", got, b.Max)
 	}
+	b.Hasten(300 * time.Millisecond)
+	for _, want := range []time.Duration{300, 600} {
+		if got := b.Next(); got != want*time.Millisecond {
+			t.Errorf("Next after Hasten = %s, want %dms", got, want)
+		}
+	}
+	b.Reset()
+	b.Hasten(time.Second)
+	if got := b.Next(); got != b.Min {
+		t.Errorf("Next after Reset and Hasten = %s, want %s", got, b.Min)
+	}
 }
 
 func TestBackoffJitterStaysInItsBounds(t *testing.T) {

@@ -18,10 +18,12 @@ import (
 )
 
 // Pauses between looks at what this guest runs in. Changes of links and addresses end
-// them.
+// them. While no gvproxy is proved they grow from autoPauseMin to autoPauseMax, but are
+// autoPause at most after a change; while one is proved they are autoPause.
 const (
 	autoPauseMin = time.Second
 	autoPause    = 30 * time.Second
+	autoPauseMax = 5 * time.Minute
 )
 
 // stepAside bounds the wait until the fallback closed its ports, before gvproxy opens them.
@@ -99,7 +101,7 @@ func (u *Auto) Run(ctx context.Context) error {
 // peer is asked each time.
 func (u *Auto) follow(ctx context.Context, changed <-chan struct{}) error {
 	defer u.halt("")
-	pause := schedule.Backoff{Min: autoPauseMin, Max: autoPause}
+	pause := schedule.Backoff{Min: autoPauseMin, Max: autoPauseMax}
 	for ctx.Err() == nil {
 		next := autoPause
 		if err := u.look(ctx); err != nil {
@@ -109,6 +111,9 @@ func (u *Auto) follow(ctx context.Context, changed <-chan struct{}) error {
 		}
 		asked := time.Now()
 		_ = schedule.Wait(ctx, asked.Add(next), changed)
+		if time.Since(asked) < next {
+			pause.Hasten(autoPause) // what changed may need a while until it answers
+		}
 		_ = schedule.Sleep(ctx, time.Until(asked.Add(autoPauseMin)))
 	}
 	return ctx.Err()

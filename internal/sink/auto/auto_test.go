@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -50,6 +51,47 @@ func TestAutoRestsBetweenQuestions(t *testing.T) {
 		}
 		if !at || len(asked) < 10 {
 			t.Errorf("asked at %v: want a question right after the last change", asked)
+		}
+	})
+}
+
+// A guest without gvproxy looks for one each five minutes, and soon again after a change.
+func TestAutoLooksSeldomWhereNothingChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked []time.Duration
+		began := time.Now()
+		u := &Auto{
+			log: slog.New(slog.DiscardHandler), slot: reconcile.NewSlot("gvproxy"),
+			gvproxy: func(context.Context) (url, product string, err error) {
+				asked = append(asked, time.Since(began))
+				return "", "", errors.New("no answer")
+			},
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
+		defer cancel()
+		const at = 2*time.Hour + 10*time.Second
+		changed := schedule.NewSignal()
+		go func() {
+			time.Sleep(at)
+			changed.Notify()
+		}()
+		_ = u.follow(ctx, changed)
+		between := func(from, to time.Duration) (in []time.Duration) {
+			for _, a := range asked {
+				if a >= from && a < to {
+					in = append(in, a)
+				}
+			}
+			return in
+		}
+		if n := len(between(0, time.Minute)); n != 6 { // at 0, 1, 3, 7, 15 and 31 s
+			t.Errorf("%d questions in the first minute, want 6", n)
+		}
+		if n := len(between(time.Hour, 2*time.Hour)); n != 12 {
+			t.Errorf("%d questions in the second hour, want 12", n)
+		}
+		if got, want := between(at, at+2*time.Minute), []time.Duration{at, at + 30*time.Second, at + 90*time.Second}; !slices.Equal(got, want) {
+			t.Errorf("after a change at %v asked at %v, want %v", at, got, want)
 		}
 	})
 }
