@@ -102,6 +102,7 @@ type engine struct {
 	resolve   scope // what planResolve must dump, to understand events
 	checks    int   // how many of checkDelays have passed
 	polls     int   // since bound sockets were polled
+	audits    int   // since bound sockets were audited
 	backoff   schedule.Backoff
 	notBefore time.Time     // next dump that events may ask for
 	waited    time.Duration // for records without a commit, since a dump began

@@ -312,6 +312,80 @@ func TestAuditsArePacedByTheirCost(t *testing.T) {
 	}
 }
 
+// TestBoundSocketsAreAuditedSeldom: in the audit after the start or a loss, and in each tenth
+// after that.
+func TestBoundSocketsAreAuditedSeldom(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		bound := tcpRow(2)
+		bound.socket.Listening = false
+		r := newRig(tcpRow(1), bound)
+		r.paced = true
+		const cheap = scopeAll &^ scopeTCPBound
+		tenth := append(slices.Repeat([]scope{cheap}, boundAudits-1), scopeAll)
+		audited := func(when string, audits int, want ...scope) {
+			t.Helper()
+			r.dumped()
+			pass(time.Duration(audits) * r.audit)
+			if got := r.dumped(); !slices.Equal(got, want) {
+				t.Errorf("%s: audits %v, want %v", when, got, want)
+			}
+		}
+		r.start(t)
+		pass(firstAudit / 2)
+		r.dumped()
+		pass(firstAudit)
+		if got := r.dumped(); !slices.Equal(got, []scope{scopeAll}) {
+			t.Errorf("first audit %v, want all", got)
+		}
+		audited("after the start", 2*boundAudits, slices.Concat(tenth, tenth)...)
+
+		r.edit(func() { delete(r.table, 2) })
+		audited("half way", boundAudits/2, tenth[:boundAudits/2]...)
+		r.wantCookies(t, 1, 2)
+		pass(boundAudits / 2 * r.audit)
+		r.wantCookies(t, 1)
+
+		audited("half way again", boundAudits/2, tenth[:boundAudits/2]...)
+		r.source.lose()
+		pass(firstAudit / 2)
+		r.dumped()
+		pass(firstAudit)
+		if got := r.dumped(); !slices.Equal(got, []scope{scopeAll}) {
+			t.Errorf("first audit after a loss %v, want all", got)
+		}
+		audited("after a loss", boundAudits, tenth...)
+	})
+}
+
+// TestEachAuditThatWasConfiguredHasAll: who sets their interval says how old the state may be.
+func TestEachAuditThatWasConfiguredHasAll(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.start(t)
+		pass(2 * firstAudit)
+		r.dumped()
+		pass(3 * r.audit)
+		if got := r.dumped(); !slices.Equal(got, slices.Repeat([]scope{scopeAll}, 3)) {
+			t.Errorf("audits %v, want three of all", got)
+		}
+	})
+}
+
+// TestBoundSocketsAloneAreAudited: where all else is polled, each audit is of these.
+func TestBoundSocketsAloneAreAudited(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(tcpRow(1))
+		r.paced, r.polled, r.interval = true, scopeTCPListen|scopeUDP, time.Hour
+		r.start(t)
+		pass(2 * firstAudit)
+		r.dumped()
+		pass(3 * r.audit)
+		if got := r.dumped(); !slices.Equal(got, slices.Repeat([]scope{scopeTCPBound}, 3)) {
+			t.Errorf("audits %v, want three of bound sockets", got)
+		}
+	})
+}
+
 // slowKeeper is a keeper that takes a while for changes. The engine's lock is held
 // meanwhile, so no other goroutine of the engine may be woken, or the fake clock stops.
 type slowKeeper struct {

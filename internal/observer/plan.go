@@ -42,8 +42,10 @@ const (
 	firstAudit = time.Second
 
 	// Dumping bound sockets costs twenty times as much as the rest (it walks the
-	// hash of all ports), so it is done at each tenth poll.
-	boundPolls = 10
+	// hash of all ports), so it is done at each tenth poll, and at each tenth audit
+	// unless their interval was configured.
+	boundPolls  = 10
+	boundAudits = 10
 )
 
 // checkDelays are when a socket is looked at after it began to connect.
@@ -99,6 +101,9 @@ func (e *engine) due(now time.Time) (j job, next time.Time) {
 	}
 	if e.plan.Due(planAudit, now) {
 		j.audited = scopeAll &^ e.polled
+		if e.paced && e.audits+1 < boundAudits && j.audited != scopeTCPBound {
+			j.audited &^= scopeTCPBound
+		}
 	}
 	j.scope = j.polled | j.resolve | j.audited
 	next = e.plan.Next()
@@ -393,6 +398,14 @@ func (e *engine) planNext(j job, cost time.Duration) {
 	}
 	if e.source == nil || !j.replace && j.audited == 0 {
 		return
+	}
+	switch {
+	case j.replace:
+		e.audits = boundAudits // the first audit after it has all
+	case j.audited&scopeTCPBound != 0:
+		e.audits = 0
+	default:
+		e.audits++
 	}
 	e.planAudit(j, now, cost)
 	e.checkDrops()
