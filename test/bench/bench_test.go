@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/perf/benchfmt"
@@ -43,6 +44,27 @@ func TestSummarize(t *testing.T) {
 	}
 	if r := summarize("a", "sec", map[string][]float64{"sec": {1, 2}}); len(r.Values) != 2 { // median and maximum
 		t.Errorf("of two samples: %v", r.Values)
+	}
+}
+
+// Dumps count once: those that the window has its share of are in its CPU time already.
+func TestLongTermCostOfDumps(t *testing.T) {
+	const window = 2 * time.Minute
+	before := dumps{n: 1, seconds: 1}
+	for _, c := range []struct {
+		n, each float64 // dumps, and the seconds of one
+		want    float64
+	}{
+		{0, 0, 0},
+		{3, 0.0005, 0},      // each minute
+		{2, 0.0039, 0},      // each two minutes
+		{1, 0.01, 1. / 300}, // each five minutes
+		{1, 0.06, 0.01},     // each ten minutes
+	} {
+		after := dumps{before.n + c.n, before.seconds + c.n*c.each}
+		if got := after.longTerm(before, window); math.Abs(got-c.want) > 1e-6 {
+			t.Errorf("%v dumps of %v s: %v %%, want %v", c.n, c.each, got, c.want)
+		}
 	}
 }
 

@@ -108,7 +108,7 @@ func (i *idler) record(ctx context.Context) {
 	i.check(ctx)
 	cpu := now.Core(i.before)
 	if i.mode.poll == 0 {
-		cpu += i.dumped(ctx).longTerm(i.dumps)
+		cpu += i.dumped(ctx).longTerm(i.dumps, now.At.Sub(i.before.At))
 	}
 	awake := float64(i.awake) / now.At.Sub(i.before.At).Minutes()
 	i.b.add(idleCost, i.mode.name, i.size, memory(now), values{"%": cpu, "awake-sec/min": awake})
@@ -128,14 +128,19 @@ func (g *guest) dumped(ctx context.Context) dumps {
 }
 
 // longTerm is the share of a core, in percent, that background dumps take in the long
-// term, by those since before. See observer.Options.Audit for how often they come.
-func (d dumps) longTerm(before dumps) float64 {
+// term, by those since before. See observer.Options.Audit for how often they come. It is 0
+// if they come so often that the window has its share of them.
+func (d dumps) longTerm(before dumps, window time.Duration) float64 {
 	n := d.n - before.n
 	if n == 0 {
 		return 0
 	}
 	one := (d.seconds - before.seconds) / n
-	return 100 * one / max(60, min(30_000*one, 600))
+	interval := max(60, min(30_000*one, 600))
+	if interval <= window.Seconds() {
+		return 0
+	}
+	return 100 * one / interval
 }
 
 // rates of changes per second, with a hundred listeners open.
