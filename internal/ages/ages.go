@@ -6,22 +6,24 @@
 package ages
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
@@ -57,12 +59,16 @@ func Beside(control string) File {
 // content is what the file has. All times are of CLOCK_BOOTTIME, in nanoseconds, so that
 // neither a change of the wall clock nor a suspension matters.
 type content struct {
+	header
+	Ports []kept `json:"ports"`
+}
+
+type header struct {
 	Version int    `json:"version"`
 	Boot    string `json:"boot"`
 	// Complete is true if it was written when the agent ended in order: it has all that
 	// this agent knew.
-	Complete bool   `json:"complete"`
-	Ports    []kept `json:"ports"`
+	Complete bool `json:"complete"`
 }
 
 // kept is one port.
@@ -182,8 +188,7 @@ type keeper struct {
 	file  File
 	clock clock
 	log   *slog.Logger
-	seen  map[port.Key]seen
-	peak  compact.Peak // of seen
+	times times
 
 	dirty  bool
 	failed bool
@@ -192,14 +197,58 @@ type keeper struct {
 
 func newKeeper(f File, c clock, log *slog.Logger) *keeper {
 	// An earlier agent's file is not complete any more.
-	return &keeper{file: f, clock: c, log: log, seen: make(map[port.Key]seen), dirty: true}
+	return &keeper{file: f, clock: c, log: log, dirty: true}
 }
 
-// seen has since when a port is open: as the table has it, and of CLOCK_BOOTTIME. That is
-// worked out soon, because the table's time does not count a suspension that follows.
-type seen struct {
-	since time.Time
-	boot  int64
+// times tells CLOCK_BOOTTIME at times of Go's clock, which does not count suspensions.
+type times struct {
+	origin  time.Time // of Go's clock
+	looked  time.Time // last
+	periods []period  // the earliest first, which has no beginning
+}
+
+// period is the time between two suspensions.
+type period struct {
+	from   time.Time
+	offset time.Duration // what CLOCK_BOOTTIME is beyond the time since the origin
+	used   bool          // by at, since prune was called
+}
+
+// jitter is how far two readings of both clocks may differ without a suspension between them:
+// this process may have waited for a processor between the two clocks.
+const jitter = 50 * time.Millisecond
+
+// look takes in a reading of both clocks. A suspension was after the look before this one.
+func (t *times) look(now time.Time, boot time.Duration) {
+	if len(t.periods) == 0 {
+		t.origin = now
+		t.periods = append(t.periods, period{offset: boot})
+	}
+	offset := boot - now.Sub(t.origin)
+	if diff := offset - t.periods[len(t.periods)-1].offset; diff.Abs() > jitter {
+		t.periods = append(t.periods, period{from: t.looked, offset: offset})
+	}
+	t.looked = now
+}
+
+// at returns CLOCK_BOOTTIME at that time, which has a reading of the monotonic clock, 0 if it
+// was before the boot. There must have been a look.
+func (t *times) at(when time.Time) time.Duration {
+	i := sort.Search(len(t.periods), func(i int) bool { return t.periods[i].from.After(when) })
+	i = max(0, i-1)
+	t.periods[i].used = true
+	return max(0, t.periods[i].offset+when.Sub(t.origin))
+}
+
+// prune forgets the periods that at did not use since the last call, but not the last two: a
+// port of them may not have been asked for yet.
+func (t *times) prune() {
+	n := max(0, len(t.periods)-2)
+	used := slices.DeleteFunc(t.periods[:n:n], func(p period) bool { return !p.used })
+	t.periods = append(used, t.periods[n:]...)
+	for i := range t.periods {
+		t.periods[i].used = false
+	}
 }
 
 func (k *keeper) run(ctx context.Context, pubs *Publications) {
@@ -207,7 +256,7 @@ func (k *keeper) run(ctx context.Context, pubs *Publications) {
 	defer sub.Close()
 	for ctx.Err() == nil {
 		view, change := sub.Take()
-		k.note(view, change.Keys)
+		k.note(change.Keys)
 		if k.dirty && !k.clock.now().Before(k.next) {
 			k.save(view, false)
 		}
@@ -220,29 +269,18 @@ func (k *keeper) run(ctx context.Context, pubs *Publications) {
 		_ = schedule.Sleep(ctx, lookPause-k.clock.now().Sub(looked))
 	}
 	view, change := sub.Take()
-	k.note(view, change.Keys)
+	k.note(change.Keys)
 	k.save(view, true)
 }
 
-// note notes since when ports are open that have changed.
-func (k *keeper) note(view table.View[port.Key, port.Publication], keys []port.Key) {
+// note notes that ports have changed, and soon whether the machine was suspended before.
+func (k *keeper) note(keys []port.Key) {
 	boot, err := k.clock.boot()
 	if err != nil {
 		return
 	}
-	now := k.clock.now()
-	for _, key := range keys {
-		k.dirty = true
-		p, ok := view.Get(key)
-		if !ok {
-			delete(k.seen, key)
-		} else if s, ok := k.seen[key]; !ok || !s.since.Equal(p.Since) {
-			k.seen[key] = seen{p.Since, max(0, int64(boot-now.Sub(p.Since)))}
-		}
-	}
-	if k.peak.Passed(len(k.seen)) {
-		k.seen = compact.Map(k.seen)
-	}
+	k.times.look(k.clock.now(), boot)
+	k.dirty = k.dirty || len(keys) > 0
 }
 
 // save writes the file. complete says that this is the end.
@@ -258,26 +296,61 @@ func (k *keeper) save(view table.View[port.Key, port.Publication], complete bool
 	k.next = ended.Add(min(max(savePause, schedule.Rest(ended.Sub(began), saveShare)), savePauseMost))
 }
 
+// write writes port by port, so that it takes no memory that grows with their number.
 func (k *keeper) write(view table.View[port.Key, port.Publication], complete bool) error {
-	out := content{Version: fileVersion, Boot: k.clock.id(), Complete: complete, Ports: make([]kept, 0, view.Len())}
-	for key, p := range view.All() {
-		s, ok := k.seen[key]
-		if !ok {
-			continue
-		}
-		port := kept{Protocol: p.Protocol, Address: p.Address, Port: p.Port, Since: s.boot, AtLeast: p.SinceAtLeast}
-		for _, o := range p.Origins {
-			since := s.boot + max(0, int64(o.Since.Sub(p.Since)))
-			port.Origins = append(port.Origins, origin{o.Source, o.ID, o.Handle, since})
-		}
-		out.Ports = append(out.Ports, port)
-	}
-	b, err := json.Marshal(out)
+	head, err := json.Marshal(header{Version: fileVersion, Boot: k.clock.id(), Complete: complete})
 	if err != nil {
 		return err
 	}
-	if len(b) > maxFile {
-		return fmt.Errorf("%d ports take %d bytes: want at most %d", len(out.Ports), len(b), maxFile)
+	return trust.StreamFile(string(k.file), func(w io.Writer) error {
+		limited := &limitedWriter{w: w, left: maxFile}
+		out := bufio.NewWriterSize(limited, 16<<10)
+		// A bufio.Writer returns its first error again at the end.
+		_, _ = out.Write(head[:len(head)-1])
+		_, _ = out.WriteString(`,"ports":[`)
+		if err := k.writePorts(out, view); err != nil {
+			return err
+		}
+		_, _ = out.WriteString("]}\n")
+		return out.Flush()
+	})
+}
+
+func (k *keeper) writePorts(out *bufio.Writer, view table.View[port.Key, port.Publication]) error {
+	if len(k.times.periods) == 0 {
+		return nil // the time since the boot is not known
 	}
-	return trust.WriteFile(string(k.file), b)
+	var (
+		one kept
+		to  = json.NewEncoder(out)
+		n   int
+	)
+	for _, p := range view.All() {
+		if n++; n > 1 {
+			_ = out.WriteByte(',')
+		}
+		since := k.times.at(p.Since)
+		one = kept{p.Protocol, p.Address, p.Port, int64(since), p.SinceAtLeast, one.Origins[:0]}
+		for _, o := range p.Origins {
+			one.Origins = append(one.Origins, origin{o.Source, o.ID, o.Handle, int64(max(since, k.times.at(o.Since)))})
+		}
+		if err := to.Encode(&one); err != nil {
+			return fmt.Errorf("%d of %d ports: %w", n, view.Len(), err)
+		}
+	}
+	k.times.prune()
+	return nil
+}
+
+// limitedWriter writes no more than left bytes to w.
+type limitedWriter struct {
+	w    io.Writer
+	left int
+}
+
+func (l *limitedWriter) Write(b []byte) (int, error) {
+	if l.left -= len(b); l.left < 0 {
+		return 0, fmt.Errorf("more than %d bytes", maxFile)
+	}
+	return l.w.Write(b)
 }

@@ -5,6 +5,7 @@
 package ages
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -297,35 +299,138 @@ func TestSaysOnceThatItCannotSave(t *testing.T) {
 	})
 }
 
-// What 20,000 ports that came and went leave is less than a tenth of what they took.
-func TestMemoryOfABurstIsFreed(t *testing.T) {
-	const n = 20_000
+// A save of many ports, of which no list is made, takes little memory at once, and keeps none.
+func TestSaveTakesLittleMemory(t *testing.T) {
 	m := &machine{booted: time.Now(), id: "boot"}
-	k := newKeeper(File(filepath.Join(t.TempDir(), "file")), m.clock(), slog.New(slog.DiscardHandler))
-	pubs := table.New[port.Key, port.Publication](port.Key.Compare)
-	var keys []port.Key
-	pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) {
-		for i := range uint16(n) {
-			p := publication(1+i, time.Now())
-			tx.Put(p.Key, p)
-			keys = append(keys, p.Key)
+	f := File(filepath.Join(t.TempDir(), "file"))
+	k := newKeeper(f, m.clock(), slog.New(slog.DiscardHandler))
+	pubs := many(10_000)
+	k.note(nil)
+	most := uint64(0)
+	heap := func() uint64 {
+		var s runtime.MemStats
+		runtime.ReadMemStats(&s)
+		return s.HeapAlloc
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	runtime.GC()
+	before := heap()
+	err := k.writePorts(bufio.NewWriterSize(writerFunc(func(b []byte) (int, error) {
+		runtime.GC()
+		most = max(most, heap()-before)
+		return len(b), nil
+	}), 1<<17), pubs.View())
+	if err != nil || most > 1<<19 {
+		t.Errorf("%d bytes in use, %v; want at most half a megabyte", most, err)
+	}
+	runtime.KeepAlive(pubs)
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+func many(n uint16) *Publications {
+	var all []port.Publication
+	for i := range n {
+		all = append(all, publication(1+i, time.Now().Add(-time.Hour)))
+	}
+	return tableOf(all...)
+}
+
+// A file that would be larger than what Load reads is not written; the old one stays.
+func TestTooManyPorts(t *testing.T) {
+	m := &machine{booted: time.Now().Add(-24 * time.Hour), id: "boot"}
+	f := File(filepath.Join(t.TempDir(), "file"))
+	k := newKeeper(f, m.clock(), slog.New(slog.DiscardHandler))
+	k.note(nil)
+	if err := k.write(many(10).View(), true); err != nil {
+		t.Fatal(err)
+	}
+	large := publication(80, time.Now())
+	large.Origins[0].ID = strings.Repeat("x", maxFile)
+	if err := k.write(tableOf(large).View(), true); err == nil || !strings.Contains(err.Error(), "16777216 bytes") {
+		t.Errorf("%v, want an error with the limit", err)
+	}
+	if ports, err := f.load(m.clock()); err != nil || len(ports) != 10 {
+		t.Errorf("%d ports, %v; want those of before", len(ports), err)
+	}
+}
+
+// Ports that opened before, between and after suspensions have the ages that they have, and a
+// laptop that sleeps each night remembers no more nights than it has ports.
+func TestSuspensions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const night, day, nights = 8 * time.Hour, 16 * time.Hour, 100
+		m := &machine{booted: time.Now(), id: "boot"}
+		f := File(filepath.Join(t.TempDir(), "file"))
+		k := newKeeper(f, m.clock(), slog.New(slog.DiscardHandler))
+		opened := func(day int) bool { return day == 0 || day == 3 || day == 50 || day == nights }
+		var all []port.Publication
+		for i := range nights + 1 {
+			if opened(i) {
+				p := publication(uint16(1+i), time.Now())
+				p.Origins[1].Since = p.Since.Add(time.Minute)
+				all = append(all, p)
+			}
+			k.note(nil)
+			if err := k.write(tableOf(all...).View(), true); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(day)
+			if i < nights {
+				k.note(nil) // before the night
+				m.booted = m.booted.Add(-night)
+			}
+		}
+		if n := len(k.times.periods); n > len(all)+2 {
+			t.Errorf("%d periods for %d ports", n, len(all))
+		}
+		if err := k.write(tableOf(all...).View(), true); err != nil {
+			t.Fatal(err)
+		}
+		ports, err := f.load(m.clock())
+		if err != nil || len(ports) != len(all) {
+			t.Fatalf("%d ports, %v", len(ports), err)
+		}
+		for _, p := range ports {
+			of := int(p.Port) - 1
+			want := time.Duration(nights-of)*(day+night) + day
+			if age := time.Since(p.Since); age != want {
+				t.Errorf("port of day %d is %v old, want %v", of, age, want)
+			}
+			if age := time.Since(p.Origins[1].Since); age != want-time.Minute {
+				t.Errorf("origin of day %d is %v old, want %v", of, age, want-time.Minute)
+			}
 		}
 	})
-	heap := func() int64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
+}
+
+// Two readings of the clocks that are not of one instant are no suspension.
+func TestLateReadingIsNoSuspension(t *testing.T) {
+	var k times
+	began := time.Now()
+	for i := range 1000 {
+		at := began.Add(time.Duration(i) * time.Second)
+		k.look(at, time.Hour+time.Duration(i)*time.Second+time.Duration(i%2)*jitter)
 	}
-	before := heap()
-	k.note(pubs.View(), keys)
-	full := heap() - before
-	k.note(table.View[port.Key, port.Publication]{}, keys)
-	left := heap() - before
-	if len(k.seen) > 0 || left > full/10 {
-		t.Errorf("%d ports and %d of %d bytes are left", len(k.seen), left, full)
+	if len(k.periods) != 1 {
+		t.Errorf("%d periods, want 1", len(k.periods))
 	}
-	runtime.KeepAlive(k)
-	runtime.KeepAlive(pubs)
+	if got := k.at(began.Add(-2 * time.Hour)); got != 0 {
+		t.Errorf("before the boot: %v, want 0", got)
+	}
+}
+
+func BenchmarkSave(b *testing.B) {
+	m := &machine{booted: time.Now(), id: "boot"}
+	k := newKeeper(File(filepath.Join(b.TempDir(), "file")), m.clock(), slog.New(slog.DiscardHandler))
+	view := many(10_000).View()
+	k.note(nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := k.write(view, false); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -115,6 +116,29 @@ func TestGroupOfAdministrators(t *testing.T) {
 		if got := othersWrite(stat{mode: c.mode, gid: c.gid}, c.goos); got != c.want {
 			t.Errorf("%s, %s of group %d: others can write to it: %v", c.goos, c.mode, c.gid, got)
 		}
+	}
+}
+
+// A file that is not written to its end leaves the old one, and nothing else.
+func TestStreamFileThatFails(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	if err := WriteFile(path, []byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("no more")
+	err := StreamFile(path, func(w io.Writer) error {
+		_, err := w.Write([]byte("half"))
+		return errors.Join(err, broken)
+	})
+	if !errors.Is(err, broken) {
+		t.Errorf("%v, want %v", err, broken)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "old" {
+		t.Errorf("%q, %v; want the old file", b, err)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+		t.Errorf("files %v, %v; want one", files, err)
 	}
 }
 
