@@ -77,15 +77,16 @@ func (h *Host) findHolders(ctx context.Context) {
 			case !ok && err != nil:
 				continue
 			case !ok: // the next attempt says what it finds
-				s.why = ""
+				s.trouble().why = ""
 				continue
 			}
-			s.whyState, s.why = port.Conflict, fmt.Sprintf("%s is in use by %s (pid %d)", s.addr, strconv.Quote(by.Name), by.PID)
+			t := s.trouble()
+			t.whyState, t.why = port.Conflict, fmt.Sprintf("%s is in use by %s (pid %d)", s.addr, strconv.Quote(by.Name), by.PID)
 			if by.Reserved != (PortRange{}) {
-				s.whyState = port.Failed
-				s.why = fmt.Sprintf("%s reserves ports %s: remap %d by a rule (hostPort), or free the range", by.Name, by.Reserved, s.addr.Port())
+				t.whyState = port.Failed
+				t.why = fmt.Sprintf("%s reserves ports %s: remap %d by a rule (hostPort), or free the range", by.Name, by.Reserved, s.addr.Port())
 			}
-			s.state, s.reason = s.whyState, s.why
+			s.state, s.reason = t.whyState, t.why
 			s.show()
 		}
 		h.publish()

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -91,6 +90,7 @@ type claim struct {
 	pub      *publication
 	admitted bool // within the guest's limit
 	gone     atomic.Bool
+	place    int   // in group.claims
 	slot     *slot // of a claim of any free port
 	outcome  port.Outcome
 }
@@ -132,9 +132,37 @@ func (c *claim) group() groupKey {
 // Host.mu.
 type group struct {
 	key    groupKey
-	claims map[*claim]struct{}
+	claims []*claim
 	guests []*guest // that have claims, in the order in which they came
-	slots  map[netip.Addr]*slot
+	slots  []*slot  // sorted by address
+}
+
+// enter adds a claim.
+func (g *group) enter(c *claim) {
+	c.place = len(g.claims)
+	g.claims = append(g.claims, c)
+}
+
+// drop removes a claim.
+func (g *group) drop(c *claim) {
+	last := len(g.claims) - 1
+	g.claims[c.place] = g.claims[last]
+	g.claims[c.place].place = c.place
+	g.claims[last] = nil
+	g.claims = g.claims[:last]
+}
+
+// find returns the place of an address in g.slots, and whether it has one.
+func (g *group) find(ip netip.Addr) (i int, ok bool) {
+	return slices.BinarySearchFunc(g.slots, ip, func(s *slot, ip netip.Addr) int { return s.addr.Addr().Compare(ip) })
+}
+
+// at returns the slot of an address, nil if there is none.
+func (g *group) at(ip netip.Addr) *slot {
+	if i, ok := g.find(ip); ok {
+		return g.slots[i]
+	}
+	return nil
 }
 
 // join enters a claim that is within the limit.
@@ -150,10 +178,10 @@ func (h *Host) join(ctx context.Context, c *claim) {
 	k := c.group()
 	g := h.groups[k]
 	if g == nil {
-		g = &group{key: k, claims: make(map[*claim]struct{}), slots: make(map[netip.Addr]*slot)}
+		g = &group{key: k}
 		h.groups[k] = g
 	}
-	g.claims[c] = struct{}{}
+	g.enter(c)
 	if !slices.Contains(g.guests, c.guest) {
 		g.guests = append(g.guests, c.guest)
 	}
@@ -162,8 +190,7 @@ func (h *Host) join(ctx context.Context, c *claim) {
 
 // leave ends a claim.
 func (h *Host) leave(c *claim) {
-	c.gone.Store(true)
-	if !c.admitted {
+	if c.gone.Swap(true) || !c.admitted {
 		return
 	}
 	if c.slot != nil {
@@ -171,7 +198,7 @@ func (h *Host) leave(c *claim) {
 		return
 	}
 	g := h.groups[c.group()]
-	delete(g.claims, c)
+	g.drop(c)
 	h.touched[g] = struct{}{}
 }
 
@@ -210,22 +237,25 @@ func (g *group) decide(ctx context.Context, h *Host) {
 	case !s.beside:
 		s.beside = true
 		if g.assign(ctx, h); len(g.slots) > 1 {
-			s.plan(&s.rare)
+			s.plan(&s.trouble().rare)
 		} else {
 			s.beside = false
 		}
 	case len(g.slots) == 1: // the narrower addresses are not claimed any more
 		s.beside = false
-		s.rare.Reset()
-		s.pause.Reset()
+		s.trouble().rare.Reset()
+		s.trouble().pause.Reset()
 		s.open(ctx)
 	}
 }
 
 // wildcard returns the slot of the family's wildcard, nil if it is not claimed.
 func (g *group) wildcard() *slot {
-	any4, any6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
-	return cmp.Or(g.slots[any4], g.slots[any6])
+	// The wildcard of a family sorts before its other addresses.
+	if len(g.slots) > 0 && port.IsWildcard(g.slots[0].addr.Addr()) {
+		return g.slots[0]
+	}
+	return nil
 }
 
 // retry tries again to open s.
@@ -240,7 +270,7 @@ func (h *Host) retry(ctx context.Context, s *slot) {
 
 // assign gives each host address to one claim; see package claims.
 func (g *group) assign(ctx context.Context, h *Host) {
-	all := slices.Collect(maps.Keys(g.claims))
+	all := g.claims
 	winners := make(map[netip.Addr]*claim)
 	served := make(map[*claim][]*claim)
 	for i, v := range claims.Decide(g.asked(all)) {
@@ -254,12 +284,13 @@ func (g *group) assign(ctx context.Context, h *Host) {
 			served[by] = append(served[by], c)
 		}
 	}
-	for ip, s := range g.slots {
-		if winners[ip] == nil {
+	g.slots = slices.DeleteFunc(g.slots, func(s *slot) bool {
+		lost := winners[s.addr.Addr()] == nil
+		if lost {
 			s.close()
-			delete(g.slots, ip)
 		}
-	}
+		return lost
+	})
 	for ip, c := range winners {
 		g.give(ctx, h, ip, c, served[c])
 	}
@@ -279,7 +310,7 @@ func (g *group) asked(all []*claim) []claims.Claim {
 	out := make([]claims.Claim, 0, len(all))
 	for _, c := range all {
 		w := &c.pub.wire
-		s := g.slots[c.addr.Addr()]
+		s := g.at(c.addr.Addr())
 		out = append(out, claims.Claim{
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
@@ -294,15 +325,16 @@ func (g *group) asked(all []*claim) []claims.Claim {
 
 // give has c served at an address, and others by it.
 func (g *group) give(ctx context.Context, h *Host, ip netip.Addr, c *claim, others []*claim) {
-	s := g.slots[ip]
-	if s == nil {
-		s = h.newSlot(g.key.Protocol, c.addr)
-		g.slots[ip] = s
+	i, ok := g.find(ip)
+	if !ok {
+		s := h.newSlot(g.key.Protocol, c.addr)
+		g.slots = slices.Insert(g.slots, i, s)
 		s.winner.Store(c)
 		s.shared = others
 		s.open(ctx)
 		return
 	}
+	s := g.slots[i]
 	if old := s.winner.Swap(c); old != c && s.udp != nil {
 		s.udp.retarget(c)
 	}
@@ -328,23 +360,36 @@ type slot struct {
 	bound    netip.AddrPort
 	state    port.State
 	reason   string
-	kind     listenError // of the last attempt
-	why      string      // the reason with the holder, empty while no holder is known
-	whyState port.State  // that goes with it
-	pause    schedule.Backoff
-	rare     schedule.Backoff // the pause beside narrower addresses
-	asked    time.Time        // when the holder was last looked up
-	failed   bool             // the last attempt failed
-	beside   bool             // so narrower addresses are opened beside it; only of a wildcard
+	past     *trouble // nil if no attempt has failed since it was open; see trouble
+	failed   bool     // the last attempt failed
+	beside   bool     // so narrower addresses are opened beside it; only of a wildcard
 	closed   bool
 }
 
+// trouble is what a slot keeps of attempts that failed. Few slots have any.
+type trouble struct {
+	pause    schedule.Backoff
+	rare     schedule.Backoff // the pause beside narrower addresses
+	why      string           // the reason with the holder, empty while no holder is known
+	asked    time.Time        // when the holder was last looked up
+	whyState port.State       // that goes with why
+	kind     listenError      // of the last attempt
+}
+
 func (h *Host) newSlot(protocol port.Protocol, addr netip.AddrPort) *slot {
-	s := &slot{h: h, protocol: protocol, addr: addr, state: port.Pending, rare: schedule.Backoff{Min: besideFirst, Max: besideMax}}
+	s := &slot{h: h, protocol: protocol, addr: addr, state: port.Pending}
 	if addr.Port() == 0 {
 		h.anyPort[s] = struct{}{}
 	}
 	return s
+}
+
+// trouble returns what s keeps of attempts that failed.
+func (s *slot) trouble() *trouble {
+	if s.past == nil {
+		s.past = &trouble{rare: schedule.Backoff{Min: besideFirst, Max: besideMax}}
+	}
+	return s.past
 }
 
 // open tries to listen, and plans the next attempt if that fails.
@@ -361,10 +406,8 @@ func (s *slot) open(ctx context.Context) {
 	err := s.listen(ctx)
 	s.failed = err != nil
 	if err == nil {
-		s.beside = false
-		s.rare.Reset()
-		s.state, s.reason, s.kind, s.why, s.asked = port.Active, "", otherError, "", time.Time{}
-		s.pause.Reset()
+		s.beside, s.past = false, nil
+		s.state, s.reason = port.Active, ""
 		s.h.stats.listeners.Add(1)
 		s.show()
 		return
@@ -373,25 +416,26 @@ func (s *slot) open(ctx context.Context) {
 		return
 	}
 	limit := failureMax
-	if kind := kindOf(err); kind != s.kind { // what was found out explains another error
-		s.kind, s.why, s.asked = kind, "", time.Time{}
+	t := s.trouble()
+	if kind := kindOf(err); kind != t.kind { // what was found out explains another error
+		t.kind, t.why, t.asked = kind, "", time.Time{}
 	}
-	switch s.kind {
+	switch t.kind {
 	case inUse:
 		limit = conflictMax
 		s.h.stats.conflicts.Add(1)
 		if by := s.h.heldByUs(s); by != nil {
-			s.why, s.asked = "", time.Time{}
+			t.why, t.asked = "", time.Time{}
 			s.state, s.reason = port.Conflict, claims.Held(by.bound, by.winner.Load().holder())
 			break
 		}
-		s.state, s.reason = s.whyState, s.why
-		if s.why == "" {
+		s.state, s.reason = t.whyState, t.why
+		if t.why == "" {
 			s.state, s.reason = port.Conflict, fmt.Sprintf("%s is in use by another process", s.addr)
 		}
 		s.findHolder()
 	case forbidden:
-		s.fail(cmp.Or(s.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr, "remap the port by a rule (hostPort)"))))
+		s.fail(cmp.Or(t.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr, "remap the port by a rule (hostPort)"))))
 		if forbiddenHasHolder {
 			s.findHolder()
 		}
@@ -406,8 +450,9 @@ func (s *slot) open(ctx context.Context) {
 
 // retryIn plans the next attempt, after limit at the latest.
 func (s *slot) retryIn(limit time.Duration) {
-	s.pause.Min, s.pause.Max = retryFirst, limit
-	s.plan(&s.pause)
+	pause := &s.trouble().pause
+	pause.Min, pause.Max = retryFirst, limit
+	s.plan(pause)
 }
 
 // plan plans the next attempt after a pause.
@@ -418,8 +463,8 @@ func (s *slot) plan(pause *schedule.Backoff) {
 
 // findHolder has the holder looked up, unless that was done a short while ago.
 func (s *slot) findHolder() {
-	if time.Since(s.asked) >= holderAge {
-		s.asked = time.Now()
+	if t := s.trouble(); time.Since(t.asked) >= holderAge {
+		t.asked = time.Now()
 		s.h.unheld[s] = struct{}{}
 		s.h.lookup.Notify()
 	}
@@ -504,7 +549,7 @@ func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
 	s.shut()
 	s.fail(err.Error())
 	s.failed = true
-	s.pause.Reset()
+	s.trouble().pause.Reset()
 	s.retryIn(failureMax)
 	s.show()
 	s.h.publish()

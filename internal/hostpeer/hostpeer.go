@@ -402,6 +402,7 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 // went.
 func (d *Daemon) releaseMemory(ctx context.Context) {
 	memory.Releaser{
+		GCPercent: 35,
 		Work: func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
