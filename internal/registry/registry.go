@@ -303,12 +303,15 @@ type former struct {
 	best port.OwnerKind // own, or that of the other family's publication
 }
 
-// formerOwner returns the owners that p's port had before. A wildcard had the one of the
-// other family as well, if p has an origin of it: both were or become one dual-stack
-// publication.
-func formerOwner(tx *table.Tx[port.Key, port.Publication], p *port.Publication) former {
-	own, had := tx.Get(p.Key)
-	f := former{own.Owner.Kind, own.Owner.Kind}
+// formerOwner returns the owners that p's port had before, by what its slot had. A wildcard
+// had the one of the other family as well, if p has an origin of it: both were or become one
+// dual-stack publication.
+func formerOwner(slot []port.Publication, p *port.Publication) former {
+	var f former
+	own := at(slot, p.Key)
+	if own != nil {
+		f = former{own.Owner.Kind, own.Owner.Kind}
+	}
 	if !p.Address.IsUnspecified() {
 		return f
 	}
@@ -316,12 +319,25 @@ func formerOwner(tx *table.Tx[port.Key, port.Publication], p *port.Publication) 
 	if p.Address == k.Address {
 		k.Address = netip.IPv6Unspecified()
 	}
-	if other, ok := tx.Get(k); ok && (p.DualStack || other.DualStack) && shareOrigin(p, &other) {
-		if f.best = max(f.own, other.Owner.Kind); !had {
+	if other := at(slot, k); other != nil && (p.DualStack || other.DualStack) && shareOrigin(p, other) {
+		if f.best = max(f.own, other.Owner.Kind); own == nil {
 			f.own = f.best
 		}
 	}
 	return f
+}
+
+// place returns where a publication of a slot is or belongs, sorted by key.
+func place(slot []port.Publication, k port.Key) (i int, ok bool) {
+	return slices.BinarySearchFunc(slot, k, func(p port.Publication, k port.Key) int { return p.Compare(k) })
+}
+
+// at returns the publication of a slot, nil if it has none.
+func at(slot []port.Publication, k port.Key) *port.Publication {
+	if i, ok := place(slot, k); ok {
+		return &slot[i]
+	}
+	return nil
 }
 
 func shareOrigin(p, q *port.Publication) bool {
@@ -354,14 +370,21 @@ func (r *Registry) merge(dirty *touched) {
 	r.worked(len(dirty.slots))
 }
 
-// mergeSlot merges one slot, and reports whether a port of it lost its owner.
+// mergeSlot merges one slot, and reports whether a port of it lost its owner. It searches the
+// table once for what the slot had: most often nothing, or one publication.
 func (r *Registry) mergeSlot(tx *table.Tx[port.Key, port.Publication], t touchedSlot) (lost bool) {
+	var few [2]port.Publication
+	had := few[:0]
+	for _, k := range tx.Range(t.slot.Bounds()) {
+		p, _ := tx.Get(k)
+		had = append(had, p)
+	}
 	all := func(s port.Slot) []member { return r.slots[s] }
 	r.endLosses(t.slot)
 	pubs := compile(r.slots[t.slot], all)
 	for i := range pubs {
 		p := &pubs[i].Publication
-		if p.Owner.Kind < port.OwnerService && formerOwner(tx, p).best >= port.OwnerService {
+		if p.Owner.Kind < port.OwnerService && formerOwner(had, p).best >= port.OwnerService {
 			r.noteLoss(p)
 			lost = true
 		}
@@ -371,23 +394,38 @@ func (r *Registry) mergeSlot(tx *table.Tx[port.Key, port.Publication], t touched
 	}
 	for i := range pubs {
 		p := &pubs[i].Publication
-		old, had := tx.Get(p.Key)
-		if had && !(pubs[i].recalled && p.Since.Before(old.Since)) {
+		old := at(had, p.Key)
+		if old != nil && !(pubs[i].recalled && p.Since.Before(old.Since)) {
 			p.Since, p.SinceAtLeast = old.Since, old.SinceAtLeast
 		}
 		p.Observed = t.observed
-		r.decide(&pubs[i], formerOwner(tx, p))
-		if !had || !old.Equal(*p) {
-			tx.Put(p.Key, *p)
+		r.decide(&pubs[i], formerOwner(had, p))
+		if old != nil && old.Equal(*p) {
+			continue
 		}
+		tx.Put(p.Key, *p)
+		had = know(had, p)
 	}
-	for _, k := range tx.Range(t.slot.Bounds()) {
-		if !slices.ContainsFunc(pubs, func(p merged) bool { return p.Key == k }) {
+	for i := range had {
+		if k := had[i].Key; !slices.ContainsFunc(pubs, func(p merged) bool { return p.Key == k }) {
 			tx.Delete(k)
 			delete(r.waits.byKey, k)
 		}
 	}
 	return lost
+}
+
+// know has a slot know p if it is a wildcard, at which the one of the other family looks.
+func know(slot []port.Publication, p *port.Publication) []port.Publication {
+	if !p.Address.IsUnspecified() {
+		return slot
+	}
+	i, ok := place(slot, p.Key)
+	if !ok {
+		return slices.Insert(slot, i, *p)
+	}
+	slot[i] = *p
+	return slot
 }
 
 // noteLoss notes that the port of p has lost the owner that an engine named.
