@@ -58,9 +58,7 @@ func TestSlotOfAnotherProgramIsLeftAloneForAGrace(t *testing.T) {
 	for range 3 {
 		rig.WantState("tcp 0.0.0.0:8080", port.Active)
 		f.set(func() { delete(f.entries, "tcp/:8080") })
-		if o := rig.WantState("tcp 0.0.0.0:8080", port.Pending); !strings.Contains(o.Reason, "another program removed its entry") {
-			t.Errorf("reason %q", o.Reason)
-		}
+		rig.WantReason("tcp 0.0.0.0:8080", port.Pending, "another program removed its entry")
 		f.listed()
 		f.add("tcp", ":8080", "192.168.127.2:8080")
 	}
@@ -118,9 +116,7 @@ func TestPortsOfPodmanAreNeverTaken(t *testing.T) {
 	ways := ofPodman(t)
 	for key, p := range ways {
 		rig.Put(p)
-		if o := rig.WantState(key, port.Pending); !strings.Contains(o.Reason, "Podman opens") {
-			t.Errorf("%s: reason %q", key, o.Reason)
-		}
+		rig.WantReason(key, port.Pending, "Podman opens")
 	}
 	f.listed()
 	for key, p := range ways { // it is late
@@ -166,9 +162,7 @@ func TestPortOfPodmanItselfIsLeftAloneForAGrace(t *testing.T) {
 	rig.Put(heldBy(t, 9001, "web", time.Now()))
 	rig.WantState("tcp 0.0.0.0:9001", port.Active) // the peer was found
 	rig.Put(heldBy(t, 9000, "podman", time.Now()))
-	if o := rig.WantState("tcp 0.0.0.0:9000", port.Pending); !strings.Contains(o.Reason, "podman opened this port") {
-		t.Errorf("reason %q", o.Reason)
-	}
+	rig.WantReason("tcp 0.0.0.0:9000", port.Pending, "podman opened this port")
 	f.listed()
 	f.unasked(9000)
 	rig.Put(heldBy(t, 9000, "podman", time.Now().Add(often-othersGrace)))

@@ -108,9 +108,7 @@ func TestAddAndRemove(t *testing.T) {
 	rig := peertest.New(t, newSink(t, r.URL()))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "udp 0.0.0.0:5000", "127.0.0.1:5000"))
 	rig.WantState("tcp 0.0.0.0:8080", port.Active)
-	if o := rig.WantState("udp 0.0.0.0:5000", port.Failed); !strings.Contains(o.Reason, "no answers back") {
-		t.Errorf("reason = %q", o.Reason)
-	}
+	rig.WantReason("udp 0.0.0.0:5000", port.Failed, "no answers back")
 	r.Want("5000/udp 127.0.0.1 to upstream", "8080/tcp 127.0.0.1 to upstream")
 	rig.Remove("udp 0.0.0.0:5000")
 	r.Want("8080/tcp 127.0.0.1 to upstream")
@@ -269,9 +267,7 @@ func TestWSLProxyGetsOneListenerPerPort(t *testing.T) {
 	rig.Put(peertest.Pub(t, "tcp [::]:8080+", "0.0.0.0:8080", "[::]:8080"))
 	r.Want("8080/tcp 0.0.0.0 to upstream")
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "tcp [::]:8080+", "[::1]:8080"))
-	if o := rig.WantState("tcp [::]:8080", port.Conflict); !strings.Contains(o.Reason, "one listener for each port") {
-		t.Errorf("reason = %q", o.Reason)
-	}
+	rig.WantReason("tcp [::]:8080", port.Conflict, "one listener for each port")
 	r.Want("8080/tcp 127.0.0.1 to upstream")
 	rig.Remove("tcp 0.0.0.0:8080", "tcp [::]:8080")
 	r.Want()
@@ -284,9 +280,7 @@ func TestPortStaysWhileWanted(t *testing.T) {
 	rig := peertest.New(t, newSink(t, r.URL()))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp [::]:80+", "127.0.0.1:80"))
 	rig.WantState("tcp 0.0.0.0:80", port.Active)
-	if o := rig.WantState("tcp [::]:80", port.Conflict); !strings.Contains(o.Reason, "held by tcp 0.0.0.0:80") {
-		t.Errorf("reason = %q", o.Reason)
-	}
+	rig.WantReason("tcp [::]:80", port.Conflict, "held by tcp 0.0.0.0:80")
 	sent := len(r.Messages())
 	rig.Remove("tcp 0.0.0.0:80")
 	rig.WantState("tcp [::]:80", port.Active)
@@ -327,16 +321,12 @@ func TestUnreachablePublicationFails(t *testing.T) {
 		{"tcp 0.0.0.0:84", "127.0.0.1:0", "a rule must name one"},
 	} {
 		rig.Put(peertest.Pub(t, tt.key, tt.host))
-		if o := rig.WantState(tt.key, port.Failed); !strings.Contains(o.Reason, tt.reason) {
-			t.Errorf("%s: reason = %q, want %q in it", tt.key, o.Reason, tt.reason)
-		}
+		rig.WantReason(tt.key, port.Failed, tt.reason)
 	}
 	inner := peertest.Pub(t, "tcp 0.0.0.0:85", "127.0.0.1:85")
 	inner.Origins[0].Inner = true
 	rig.Put(inner)
-	if o := rig.WantState("tcp 0.0.0.0:85", port.Failed); !strings.Contains(o.Reason, "only programs of the guest") {
-		t.Errorf("reason = %q", o.Reason)
-	}
+	rig.WantReason("tcp 0.0.0.0:85", port.Failed, "only programs of the guest")
 	if m := r.Messages(); len(m) > 0 {
 		t.Errorf("messages: %q", m)
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 
@@ -132,11 +133,18 @@ func (r *Rig) WantGone(key string) {
 
 // WantState waits until the only outcome of a publication is of a state, and
 // returns it.
-func (r *Rig) WantState(key string, state port.State) (o port.Outcome) {
+func (r *Rig) WantState(key string, state port.State) port.Outcome {
 	r.t.Helper()
-	wait.Until(r.t, fmt.Sprintf("%s is %s", key, state), func() error {
+	return r.WantReason(key, state, "")
+}
+
+// WantReason waits until the only outcome of a publication is of a state, for a reason
+// that contains a text, and returns it.
+func (r *Rig) WantReason(key string, state port.State, reason string) (o port.Outcome) {
+	r.t.Helper()
+	wait.Until(r.t, fmt.Sprintf("%s is %s %s", key, state, reason), func() error {
 		out := r.Outcomes(key)
-		if len(out) != 1 || out[0].State != state {
+		if len(out) != 1 || out[0].State != state || !strings.Contains(out[0].Reason, reason) {
 			return fmt.Errorf("outcomes are %+v", out)
 		}
 		o = out[0]
