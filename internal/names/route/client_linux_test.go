@@ -77,6 +77,62 @@ func TestBytesBehindAnUpgrade(t *testing.T) {
 	}
 }
 
+// A server that changes the protocol in the middle of a request gets no connection: what the
+// client sends belongs to the request.
+func TestUpgradeInTheMiddleOfABody(t *testing.T) {
+	const chunked = "Transfer-Encoding: chunked\r\n\r\n"
+	for name, body := range map[string]string{
+		"slow":    chunked + "1\r\nx\r\n",
+		"flooded": chunked + strings.Repeat("1\r\nx\r\n", 1<<17),
+		"length":  "Content-Length: 9\r\n\r\nx",
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+				_, _ = io.WriteString(conn, switching)
+				_, _ = io.Copy(io.Discard, rw)
+			})
+			r, at, _ := serve(t, f, nil)
+			conn := dial(t, at)
+			sent := make(chan struct{})
+			go func() {
+				defer close(sent)
+				_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"+body)
+			}()
+			defer func() { <-sent }()
+			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode != http.StatusBadGateway || !resp.Close {
+				t.Errorf("%+v", resp)
+			}
+			if s := r.Stats(); s.Results["ok"] != 0 || s.Results["failed"] != 1 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// A server may change the protocol once it has the whole body.
+func TestUpgradeBehindABody(t *testing.T) {
+	f := newFake()
+	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+		_, _ = io.ReadFull(rw, make([]byte, len("body")))
+		_, _ = io.WriteString(conn, switching)
+		_, _ = io.Copy(conn, rw)
+	})
+	_, at, _ := serve(t, f, nil)
+	conn := dial(t, at)
+	_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: 4\r\n\r\nbodyearly")
+	want := switching + "early"
+	b := make([]byte, len(want))
+	if _, err := io.ReadFull(conn, b); err != nil || string(b) != want {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
 // tried returns how a connection ends that sends nothing; the reset may come before it is made.
 func tried(at fmt.Stringer) error {
 	conn, err := net.Dial("tcp", at.String())

@@ -112,6 +112,10 @@ func passed() []string {
 	return []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
 }
 
+// errEarlySwitch refuses a change of protocol in the middle of a request (RFC 9110, section 7.8):
+// http.Transport still reads the body, from the buffer that an upgraded connection begins with.
+var errEarlySwitch = errors.New("it changed the protocol before it had the whole request")
+
 // pass passes a request on, by a connection of its own: so each request is decided and dialled
 // as a connection to the port is, and no two clients share one.
 func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Request, to host.Reach) {
@@ -139,6 +143,9 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 			}
 		},
 		ModifyResponse: func(resp *http.Response) error {
+			if resp.StatusCode == http.StatusSwitchingProtocols && !body.whole() {
+				return errEarlySwitch
+			}
 			r.count(resultOK)
 			if _, ok := resp.Header["Content-Type"]; !ok {
 				w.Header()["Content-Type"] = nil // or http.Server would guess one

@@ -56,17 +56,20 @@ func (u *upload) Close() error {
 	return nil
 }
 
+// whole reports whether the body has been read to its end.
+func (u *upload) whole() bool { return u == nil || u.ended.Load() }
+
 // answered is called before the head of the answer is written. It announces that the
 // connection ends with it if the body has not ended.
 func (u *upload) answered(w http.ResponseWriter) {
-	if u != nil && !u.ended.Load() {
+	if !u.whole() {
 		w.Header().Set("Connection", "close")
 	}
 }
 
 // finish is called after the answer.
 func (u *upload) finish(w http.ResponseWriter, q *http.Request) {
-	if u == nil || u.ended.Load() {
+	if u.whole() {
 		return
 	}
 	c := http.NewResponseController(w)
