@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -122,7 +123,7 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 	in, body := q, newUpload(w, q)
 	if body != nil {
 		in = q.WithContext(q.Context()) // a copy: http.Server looks at the body of q
-		in.Body = body
+		in.Body = io.NopCloser(body)
 	}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -15,8 +15,8 @@ import (
 // take what follows for a request, or the client would lose the answer to a reset. A nil
 // upload is that of a request without a body.
 type upload struct {
-	body          io.Reader
-	ended, closed atomic.Bool
+	body  io.Reader
+	ended atomic.Bool
 }
 
 // What a client sends after the answer is read and dropped for drainTime, up to drainMax bytes.
@@ -40,20 +40,11 @@ func newUpload(w http.ResponseWriter, q *http.Request) *upload {
 }
 
 func (u *upload) Read(p []byte) (int, error) {
-	if u.closed.Load() {
-		return 0, http.ErrBodyReadAfterClose
-	}
 	n, err := u.body.Read(p)
 	if errors.Is(err, io.EOF) {
 		u.ended.Store(true)
 	}
 	return n, err
-}
-
-// Close ends the reads of the transport, and leaves the rest of the body to finish.
-func (u *upload) Close() error {
-	u.closed.Store(true)
-	return nil
 }
 
 // whole reports whether the body has been read to its end.
