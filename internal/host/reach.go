@@ -131,7 +131,7 @@ func (h *Host) reach(ctx, life context.Context, r *Reach) (*reached, context.Con
 	}
 	if err == nil { // what was dialled may be another server's by now
 		if _, _, err = h.claimFor(r); err != nil {
-			_ = out.Reset()
+			_ = out.Stream.Reset()
 		}
 	}
 	if err != nil {
@@ -144,7 +144,7 @@ func (h *Host) reach(ctx, life context.Context, r *Reach) (*reached, context.Con
 
 // resetWith has the stream reset when a context ends, until the function is called.
 func (r *reached) resetWith(ctx context.Context) func() error {
-	stop := context.AfterFunc(ctx, func() { _ = r.Reset() })
+	stop := context.AfterFunc(ctx, func() { _ = r.Stream.Reset() })
 	return func() error {
 		if stop() {
 			return nil
@@ -177,15 +177,15 @@ func (h *Host) Carry(ctx context.Context, conn net.Conn, first []byte, r Reach) 
 		err = forward.Splice(trace.With(life, to.trace), conn, to.Stream, &h.meter)
 	} else {
 		forward.Reset(conn)
-		_ = to.Reset()
+		_ = to.Stream.Reset()
 	}
 	to.end(err)
 	return err
 }
 
-// Dial returns a connection to a publication, which the caller closes. It is reset when life
-// ends, or when the rules deny the publication; ctx bounds the attempt.
-func (h *Host) Dial(ctx, life context.Context, r Reach) (net.Conn, error) {
+// Dial returns a connection to a publication, which the caller closes or resets. It is reset when
+// life ends, or when the rules deny the publication; ctx bounds the attempt.
+func (h *Host) Dial(ctx, life context.Context, r Reach) (link.Stream, error) {
 	to, _, err := h.reach(ctx, life, &r)
 	if err != nil {
 		return nil, err
@@ -210,13 +210,19 @@ func (r *reached) Write(b []byte) (int, error) {
 }
 
 // Close implements net.Conn.
-func (r *reached) Close() error {
-	if err := r.stop(); err != nil { // it is reset
+func (r *reached) Close() error { return r.finish(r.Stream.Close, nil) }
+
+// Reset implements link.Stream.
+func (r *reached) Reset() error { return r.finish(r.Stream.Reset, link.ErrReset) }
+
+// finish ends the stream for a reason, unless it is reset already.
+func (r *reached) finish(end func() error, why error) error {
+	if err := r.stop(); err != nil {
 		r.end(err)
 		return nil
 	}
-	err := r.Stream.Close()
-	r.end(nil)
+	err := end()
+	r.end(why)
 	return err
 }
 

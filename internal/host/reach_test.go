@@ -64,6 +64,42 @@ func TestReach(t *testing.T) {
 	})
 }
 
+// What was reached can be reset, which takes it out of the books.
+func TestReachedIsReset(t *testing.T) {
+	eachWay(t, func(t *testing.T) {
+		ln, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		k := key(port.TCP, any4, ports.Free(t))
+		a := newAgent(t, "vm")
+		a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
+		a.begins(snapshot(1, ownedBy(k, web)))
+		h, _ := start(t, Options{}, a)
+		a.wants(k, port.Active)
+		conn, err := h.Dial(t.Context(), t.Context(), reachOf(k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		for range 2 {
+			_ = conn.Reset()
+		}
+		_ = server.SetDeadline(time.Now().Add(patience))
+		if b, err := io.ReadAll(server); !isReset(err) {
+			t.Errorf("the server read %q, %v, want a reset", b, err)
+		}
+		if s := h.Stats(); s.OpenTCP != 0 || h.Guests()[0].Flows != 0 {
+			t.Errorf("after the reset: %+v", s)
+		}
+	})
+}
+
 func TestReachIsRefused(t *testing.T) {
 	n := ports.Free(t)
 	open, denied, moved := key(port.TCP, any4, n), key(port.TCP, lo4, n+1), key(port.TCP, lo4, n+2)
