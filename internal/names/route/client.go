@@ -3,9 +3,7 @@
 package route
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -60,7 +58,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // accepted is the connection of a client, which counts until it is closed. It has all methods
 // of a TCP connection. Closed during an answer, or by the end of this process, it is reset:
-// its end would make a part of an answer look complete to HTTP/1.0 and to what was upgraded.
+// its end would make a part of an answer look complete to HTTP/1.0.
 type accepted struct {
 	*net.TCPConn
 	closed    func()
@@ -82,12 +80,6 @@ func answering(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// CloseWrite ends an answer, or what an upgraded connection's server sends, in order.
-func (c *accepted) CloseWrite() error {
-	c.answering.Store(false)
-	return c.TCPConn.CloseWrite()
-}
-
 // Close implements net.Conn.
 func (c *accepted) Close() error {
 	defer c.closed()
@@ -97,44 +89,4 @@ func (c *accepted) Close() error {
 	}
 	forward.CloseOrderly(c.TCPConn)
 	return nil
-}
-
-// taken is an http.ResponseWriter whose connection can be taken over with what http.Server
-// has read of it: httputil.ReverseProxy passes on only what is read after that.
-type taken struct{ http.ResponseWriter }
-
-// Unwrap is for http.ResponseController.
-func (t taken) Unwrap() http.ResponseWriter { return t.ResponseWriter }
-
-// Hijack implements http.Hijacker.
-func (t taken) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, rw, err := http.NewResponseController(t.ResponseWriter).Hijack()
-	if c, ok := conn.(*accepted); ok && err == nil {
-		conn = &upgraded{accepted: c, first: rw.Reader}
-	}
-	return conn, rw, err
-}
-
-// upgraded is a connection of which first has buffered the beginning.
-type upgraded struct {
-	*accepted
-	first *bufio.Reader
-}
-
-// Read implements net.Conn.
-func (u *upgraded) Read(b []byte) (int, error) {
-	if n := u.first.Buffered(); n > 0 {
-		return u.first.Read(b[:min(len(b), n)])
-	}
-	return u.accepted.Read(b)
-}
-
-// WriteTo implements io.WriterTo.
-func (u *upgraded) WriteTo(w io.Writer) (int64, error) {
-	n, err := io.CopyN(w, u.first, int64(u.first.Buffered()))
-	if err != nil {
-		return n, err
-	}
-	rest, err := u.accepted.WriteTo(w)
-	return n + rest, err
 }

@@ -77,6 +77,34 @@ func TestBytesBehindAnUpgrade(t *testing.T) {
 	}
 }
 
+// What a client sends on an upgraded connection does not look complete when the client is reset.
+func TestUpgradedClientIsReset(t *testing.T) {
+	f := newFake()
+	got := make(chan error, 1)
+	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+		_, _ = io.WriteString(conn, switching)
+		_, err := io.ReadAll(rw)
+		got <- err
+	})
+	_, at, _ := serve(t, f, nil)
+	conn := dial(t, at)
+	_, _ = io.WriteString(conn, upgrade)
+	if _, err := io.ReadFull(conn, make([]byte, len(switching))); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(conn, "half")
+	_ = conn.SetLinger(0)
+	_ = conn.Close()
+	select {
+	case err := <-got:
+		if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the server read %v, want a reset", err)
+		}
+	case <-time.After(wait.Limit()):
+		t.Error("the server got no end")
+	}
+}
+
 // A server that changes the protocol in the middle of a request gets no connection: what the
 // client sends belongs to the request.
 func TestUpgradeInTheMiddleOfABody(t *testing.T) {
@@ -112,6 +140,16 @@ func TestUpgradeInTheMiddleOfABody(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// A server that changes the protocol unasked gets no connection.
+func TestUpgradeUnasked(t *testing.T) {
+	f := newFake()
+	hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) { _, _ = io.WriteString(conn, switching) })
+	_, at, _ := serve(t, f, nil)
+	if code, _, _ := get(t, client(t, at), "http://web.localhost/"); code != http.StatusBadGateway {
+		t.Errorf("code %d", code)
 	}
 }
 
@@ -313,36 +351,54 @@ func TestWholeConnections(t *testing.T) {
 	}
 }
 
-// A request under way when names end gets no answer that looks complete.
+// What is under way when names end does not look complete, also where the client reads nothing.
 func TestEndOfNamesCutsAnswers(t *testing.T) {
-	f := newFake()
-	over := make(chan struct{})
-	t.Cleanup(func() { close(over) })
-	hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
-		_, _ = io.WriteString(conn, "HTTP/1.0 200 OK\r\n\r\nhalf")
-		<-over
-	})
-	r := New(Options{Host: f, Domain: "localhost", Logger: slog.New(slog.DiscardHandler)})
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.serveHTTP(ctx, ln) }()
-	conn := dial(t, ln.Addr())
-	_, _ = io.WriteString(conn, "GET / HTTP/1.0\r\nHost: web.localhost\r\n\r\n")
-	for b, n := make([]byte, 4<<10), 0; !strings.HasSuffix(string(b[:n]), "half"); {
-		more, err := conn.Read(b[n:])
-		if n += more; err != nil {
-			t.Fatalf("%q, %v", b[:n], err)
-		}
-	}
-	cancel()
-	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
-		t.Error(err)
-	}
-	if _, err := io.ReadAll(conn); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("then %v, want a reset", err)
+	for name, c := range map[string][2]string{
+		"an answer":              {"GET / HTTP/1.0\r\nHost: web.localhost\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\nhalf"},
+		"an upgraded connection": {upgrade, switching + "half"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			full := make(chan struct{})
+			hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
+				_, err := io.WriteString(conn, c[1])
+				for b := make([]byte, 1<<20); err == nil; {
+					_ = conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+					_, err = conn.Write(b)
+				}
+				close(full)
+				_, _ = io.Copy(io.Discard, conn) // until it ends
+			})
+			r := New(Options{Host: f, Domain: "localhost", Logger: slog.New(slog.DiscardHandler)})
+			ln, err := net.Listen("tcp4", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- r.serveHTTP(ctx, ln) }()
+			conn := dial(t, ln.Addr())
+			_, _ = io.WriteString(conn, c[0])
+			for b, n := make([]byte, 4<<10), 0; !strings.Contains(string(b[:n]), "half"); {
+				more, err := conn.Read(b[n:])
+				if n += more; err != nil {
+					t.Fatalf("%q, %v", b[:n], err)
+				}
+			}
+			<-full
+			cancel()
+			if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+				t.Error(err)
+			}
+			wait.Until(t, "the connection is closed", func() error {
+				if s := r.Stats(); s.HTTP != 0 {
+					return fmt.Errorf("%+v", s)
+				}
+				return nil
+			})
+			if _, err := io.Copy(io.Discard, conn); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("then %v, want a reset", err)
+			}
+		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/conns"
 	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/names"
 )
 
@@ -113,10 +114,6 @@ func passed() []string {
 	return []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
 }
 
-// errEarlySwitch refuses a change of protocol in the middle of a request (RFC 9110, section 7.8):
-// http.Transport still reads the body, from the buffer that an upgraded connection begins with.
-var errEarlySwitch = errors.New("it changed the protocol before it had the whole request")
-
 // pass passes a request on, by a connection of its own: so each request is decided and dialled
 // as a connection to the port is, and no two clients share one.
 func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Request, to host.Reach) {
@@ -125,9 +122,11 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 		in = q.WithContext(q.Context()) // a copy: http.Server looks at the body of q
 		in.Body = io.NopCloser(body)
 	}
+	var server link.Stream // dialled once, as no connection is used again
 	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return r.opt.Host.Dial(ctx, life, to)
+		DialContext: func(ctx context.Context, _, _ string) (_ net.Conn, err error) {
+			server, err = r.opt.Host.Dial(ctx, life, to)
+			return server, err
 		},
 		DisableKeepAlives: true, DisableCompression: true, ExpectContinueTimeout: r.opt.HeaderTimeout,
 	}
@@ -144,8 +143,8 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 			}
 		},
 		ModifyResponse: func(resp *http.Response) error {
-			if resp.StatusCode == http.StatusSwitchingProtocols && !body.whole() {
-				return errEarlySwitch
+			if resp.StatusCode == http.StatusSwitchingProtocols {
+				return r.upgrade(life, w, resp, body, server)
 			}
 			r.count(resultOK)
 			if _, ok := resp.Header["Content-Type"]; !ok {
@@ -155,6 +154,9 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			if errors.Is(err, errUpgraded) {
+				return
+			}
 			r.count(resultFailed)
 			r.opt.Logger.Debug("request by name failed", "publication", to.ID.Key, "guest", to.ID.Guest, "err", err)
 			code, text := failure(err)
@@ -163,7 +165,7 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 		},
 		ErrorLog: slog.NewLogLogger(r.opt.Logger.Handler(), slog.LevelDebug),
 	}
-	proxy.ServeHTTP(taken{w}, in)
+	proxy.ServeHTTP(w, in)
 	body.finish(w, q)
 }
 

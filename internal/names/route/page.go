@@ -49,7 +49,7 @@ func choose(w http.ResponseWriter, q *http.Request, code int, text string, list 
 	begin(&b, q.Host, "")
 	fmt.Fprintf(&b, "<p>%s</p>\n<ul>\n", html.EscapeString(text))
 	for _, name := range list {
-		fmt.Fprintf(&b, "<li>%s</li>\n", link(name, q))
+		fmt.Fprintf(&b, "<li>%s</li>\n", anchor(name, q))
 	}
 	b.WriteString("</ul>\n</html>\n")
 	_, _ = w.Write([]byte(b.String()))
@@ -61,9 +61,9 @@ func begin(b *strings.Builder, title, more string) {
 		"<title>%s</title>\n<link rel=\"icon\" href=\"data:,\">\n%s<h1>%s</h1>\n", title, more, title)
 }
 
-// link is a link to a name, which consists of letters, digits, hyphens and dots, at the port
+// anchor is a link to a name, which consists of letters, digits, hyphens and dots, at the port
 // at which this request came.
-func link(name string, q *http.Request) string {
+func anchor(name string, q *http.Request) string {
 	return fmt.Sprintf(`<a href="http://%s/">%s</a>`, html.EscapeString(withPort(name, q)), html.EscapeString(name))
 }
 
@@ -111,7 +111,7 @@ func (r *Router) list(q *http.Request) string {
 func nameCell(e *names.Entry, q *http.Request) string {
 	var parts []string
 	for _, name := range e.Names {
-		parts = append(parts, link(name, q))
+		parts = append(parts, anchor(name, q))
 	}
 	for _, name := range e.Ambiguous {
 		parts = append(parts, html.EscapeString(name)+" (others have it, too)")

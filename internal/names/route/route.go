@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
@@ -29,7 +30,7 @@ type Host interface {
 	View() host.View
 	Listen(ctx context.Context, at netip.AddrPort) (net.Listener, error)
 	Reachable(r host.Reach) error
-	Dial(ctx, life context.Context, r host.Reach) (net.Conn, error)
+	Dial(ctx, life context.Context, r host.Reach) (link.Stream, error)
 	Carry(ctx context.Context, conn net.Conn, first []byte, r host.Reach) error
 }
 

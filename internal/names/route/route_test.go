@@ -24,6 +24,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/host"
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/table"
@@ -79,7 +80,15 @@ func (f *fake) Reachable(r host.Reach) error {
 	return f.refusal
 }
 
-func (f *fake) Dial(ctx, _ context.Context, r host.Reach) (net.Conn, error) {
+// stream is a connection to a server of the test, as a link has it.
+type stream struct{ *net.TCPConn }
+
+func (s stream) Reset() error {
+	forward.Reset(s.TCPConn)
+	return nil
+}
+
+func (f *fake) Dial(ctx, _ context.Context, r host.Reach) (link.Stream, error) {
 	if err := f.Reachable(r); err != nil {
 		return nil, err
 	}
@@ -87,7 +96,11 @@ func (f *fake) Dial(ctx, _ context.Context, r host.Reach) (net.Conn, error) {
 	f.reached = append(f.reached, r)
 	server := f.servers[r.ID]
 	f.mu.Unlock()
-	return (&net.Dialer{}).DialContext(ctx, "tcp", server)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", server)
+	if err != nil {
+		return nil, err
+	}
+	return stream{conn.(*net.TCPConn)}, nil
 }
 
 func (f *fake) Carry(ctx context.Context, conn net.Conn, first []byte, r host.Reach) error {

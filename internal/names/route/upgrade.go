@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link"
+)
+
+var (
+	// errEarly refuses a change of protocol in the middle of a request (RFC 9110, section 7.8):
+	// http.Transport still reads the body, from the buffer that the upgraded connection begins with.
+	errEarly   = errors.New("it changed the protocol before it had the whole request")
+	errUnasked = errors.New("it changed the protocol, which was not asked for")
+
+	// errUpgraded tells httputil.ReverseProxy that there is nothing left to answer.
+	errUpgraded = errors.New("the connection was upgraded")
+)
+
+// upgrade passes on that the server has changed the protocol, and moves bytes as a connection
+// to the port does, until both directions ended or ctx does: httputil.ReverseProxy's own tunnel
+// passes on no reset. It returns errUpgraded, or why the change is refused.
+func (r *Router) upgrade(ctx context.Context, w http.ResponseWriter, resp *http.Response, body *upload, server link.Stream) error {
+	switch _, changed := resp.Body.(io.Writer); {
+	case !changed || resp.Request.Header.Get("Upgrade") == "":
+		return errUnasked
+	case !body.whole():
+		return errEarly
+	}
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	r.count(resultOK)
+	var head bytes.Buffer // http.Response would write a Content-Length
+	fmt.Fprintf(&head, "HTTP/1.1 %s\r\n", resp.Status)
+	_ = resp.Header.Write(&head)
+	head.WriteString("\r\n")
+	client := conn.(*accepted).TCPConn
+	early := io.LimitReader(rw, int64(rw.Reader.Buffered())) // what http.Server has read behind the request
+	_ = forward.Splice(ctx,
+		&fromClient{TCPConn: client, all: io.MultiReader(early, client)},
+		&fromServer{Stream: server, all: io.MultiReader(&head, resp.Body)}, nil)
+	return errUpgraded
+}
+
+// fromClient is a connection of which the beginning was read before.
+type fromClient struct {
+	*net.TCPConn
+	all io.Reader
+}
+
+// Read implements net.Conn.
+func (c *fromClient) Read(b []byte) (int, error) { return c.all.Read(b) }
+
+// fromServer is the same of a connection to a server.
+type fromServer struct {
+	link.Stream
+	all io.Reader
+}
+
+// Read implements net.Conn.
+func (c *fromServer) Read(b []byte) (int, error) { return c.all.Read(b) }
