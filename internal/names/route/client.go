@@ -65,18 +65,20 @@ type accepted struct {
 	answering atomic.Bool
 }
 
-// answering calls h, and marks the connection of the request meanwhile. It stays marked if h
-// panics, as httputil.ReverseProxy does when an answer breaks off.
+// answering calls h, and marks the connection of the request meanwhile. If h panics, as
+// httputil.ReverseProxy does when an answer breaks off, the connection is reset at once:
+// http.Server would first wait for the rest of the request.
 func answering(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, q *http.Request) {
-		c, _ := conns.Of(q.Context()).(*accepted)
-		if c != nil {
-			c.answering.Store(true)
-		}
+		c := conns.Of(q.Context()).(*accepted)
+		c.answering.Store(true)
+		defer func() {
+			if c.answering.Load() {
+				_ = c.Close()
+			}
+		}()
 		h(w, q)
-		if c != nil {
-			c.answering.Store(false)
-		}
+		c.answering.Store(false)
 	}
 }
 

@@ -297,6 +297,7 @@ func TestTruncatedConnections(t *testing.T) {
 		"HTTP/1.0":                     {"GET / HTTP/1.0\r\nHost: web.localhost\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"},
 		"HTTP/1.0, reset":              {"GET / HTTP/1.0\r\nHost: web.localhost\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\nhalf"},
 		"HTTP/1.1, ended by its close": {"GET / HTTP/1.1\r\nHost: web.localhost\r\nConnection: close\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"},
+		"in the middle of a request":   {"POST / HTTP/1.1\r\nHost: web.localhost\r\nContent-Length: 9\r\n\r\nx", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"},
 		"upgraded":                     {upgrade, switching + "half"},
 	} {
 		t.Run(name, func(t *testing.T) {
