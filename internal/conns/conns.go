@@ -82,6 +82,18 @@ func (c *Set) MakeRoom() {
 	c.trim(c.SilentScarce)
 }
 
+// CloseOldest closes the connection that has been silent longest, and reports whether there
+// was one.
+func (c *Set) CloseOldest() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.silent) == 0 {
+		return false
+	}
+	c.trim(len(c.silent) - 1)
+	return true
+}
+
 // trim closes the oldest silent connections beyond most. c.mu is held.
 func (c *Set) trim(most int) {
 	for len(c.silent) > most {

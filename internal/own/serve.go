@@ -53,7 +53,7 @@ func (a *Acceptor) Serve(ctx context.Context, ln net.Listener, handle func(net.C
 		conn, err := ln.Accept()
 		switch kind := kindOf(err); {
 		case err == nil && a.scarce(conn, a.use):
-			a.refuse(ln, conn)
+			a.Refuse(ln, conn)
 		case err == nil:
 			pause.Reset()
 			handle(conn)
@@ -73,7 +73,8 @@ func (a *Acceptor) Serve(ctx context.Context, ln net.Listener, handle func(net.C
 	return nil
 }
 
-func (a *Acceptor) refuse(ln net.Listener, conn net.Conn) {
+// Refuse resets a connection that ln accepted, as too few file descriptors are left.
+func (a *Acceptor) Refuse(ln net.Listener, conn net.Conn) {
 	if l, ok := conn.(interface{ SetLinger(sec int) error }); ok {
 		_ = l.SetLinger(0) // a reset
 	}

@@ -14,14 +14,21 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 )
 
-// listener accepts the connections of clients for HTTP. It resets those beyond a limit, and
-// at once while too few descriptors are left.
+// listener accepts the connections of clients. Beyond a limit the oldest silent one makes room,
+// or the new one is reset. While too few descriptors are left new ones are reset, and most
+// silent ones make room.
 type listener struct {
 	net.Listener
 	r      *Router
-	silent *conns.Set
+	silent conns.Set
 	most   int64
 	open   atomic.Int64
+	all    *atomic.Int64 // open ones of the listeners of its protocol
+}
+
+// listener returns ln with the limits of one listener.
+func (r *Router) listener(ln net.Listener, all *atomic.Int64) *listener {
+	return &listener{Listener: ln, r: r, silent: conns.Set{Silent: maxSilent, SilentScarce: maxSilentScarce}, most: maxConns, all: all}
 }
 
 // Accept implements net.Listener.
@@ -38,22 +45,31 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		switch {
 		case own.Scarce(tcp, own.ForFlow):
-			forward.Reset(tcp)
-			l.r.refused.Add(1)
+			l.r.acceptor.Refuse(l.Listener, tcp)
 			l.silent.MakeRoom()
-		case l.open.Load() >= l.most:
+		case !l.room():
 			forward.Reset(tcp)
 			l.r.limited.Add(1)
 		default:
 			forward.Abortive(tcp)
 			l.open.Add(1)
-			l.r.open[0].Add(1)
+			l.all.Add(1)
 			return &accepted{TCPConn: tcp, closed: sync.OnceFunc(func() {
 				l.open.Add(-1)
-				l.r.open[0].Add(-1)
+				l.all.Add(-1)
 			})}, nil
 		}
 	}
+}
+
+// room reports whether one more connection may be open.
+func (l *listener) room() bool {
+	for l.open.Load() >= l.most {
+		if !l.silent.CloseOldest() {
+			return false
+		}
+	}
+	return true
 }
 
 // accepted is the connection of a client, which counts until it is closed. It has all methods

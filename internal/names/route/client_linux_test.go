@@ -12,12 +12,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/conns"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -221,8 +221,9 @@ func TestConnectionsBeyondTheLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	r := New(Options{Host: newFake()})
-	l := &listener{Listener: ln, r: r, silent: new(conns.Set), most: 1}
+	r := New(Options{Host: newFake(), Logger: slog.New(slog.DiscardHandler)})
+	l := r.listener(ln, &r.open[0])
+	l.most = 1
 	came := make(chan net.Conn)
 	go func() {
 		defer close(came)
@@ -254,41 +255,87 @@ func TestConnectionsBeyondTheLimit(t *testing.T) {
 	<-came
 }
 
+// At the limit the oldest silent connection makes room, whatever other listeners have open.
+func TestSilentConnectionMakesRoomAtTheLimit(t *testing.T) {
+	r := New(Options{Host: newFake(), Logger: slog.New(slog.DiscardHandler)})
+	for range 2 {
+		ln, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		_ = ln.(*net.TCPListener).SetDeadline(time.Now().Add(wait.Limit()))
+		l := r.listener(ln, &r.open[1])
+		l.most = 1
+		idle := dial(t, ln.Addr())
+		first, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.silent.Enter(first)
+		dial(t, ln.Addr())
+		second, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer second.Close()
+		if _, err := idle.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("the silent connection: %v, want its end", err)
+		}
+	}
+	if s := r.Stats(); s.Limited != 0 || s.TLS != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // While few descriptors are left new connections are reset, and most silent ones make room.
 func TestSilentConnectionsMakeRoom(t *testing.T) {
-	var before, now syscall.Rlimit
+	var before syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &before) }()
-	r, at, _ := serve(t, newFake(), nil)
-	var held []*net.TCPConn
-	for range 2 * maxSilentScarce {
-		held = append(held, dial(t, at))
+	for _, secure := range []bool{false, true} {
+		t.Run(fmt.Sprintf("TLS %v", secure), func(t *testing.T) {
+			r, at, atTLS := serve(t, newFake(), nil)
+			open := &r.open[0]
+			if secure {
+				at, open = atTLS, &r.open[1]
+			}
+			var held []*net.TCPConn
+			for range 2 * maxSilentScarce {
+				held = append(held, dial(t, at))
+			}
+			wait.Until(t, "all are accepted", func() error {
+				if n := open.Load(); n != int64(len(held)) {
+					return fmt.Errorf("%d are", n)
+				}
+				return nil
+			})
+			next, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now := before
+			now.Cur = uint64(next.Fd()) + 16 // fewer are free than are kept for other uses
+			_ = next.Close()
+			defer func() { _ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &before) }()
+			if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &now); err != nil {
+				t.Fatal(err)
+			}
+			if err := tried(at); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("while descriptors are scarce: %v, want a reset", err)
+			}
+			if _, err := held[0].Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+				t.Errorf("the oldest silent connection: %v, want its end", err)
+			}
+			wait.Until(t, "the newest remain", func() error {
+				if n := open.Load(); n != maxSilentScarce || r.Stats().Refused != 1 {
+					return fmt.Errorf("%d are open, %+v", n, r.Stats())
+				}
+				return nil
+			})
+		})
 	}
-	wait.Until(t, "all are accepted", func() error {
-		if s := r.Stats(); s.HTTP != len(held) {
-			return fmt.Errorf("%+v", s)
-		}
-		return nil
-	})
-	now = before
-	now.Cur = uint64(len(held)) * 3 // fewer are free than are kept for other uses
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &now); err != nil {
-		t.Fatal(err)
-	}
-	if err := tried(at); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("while descriptors are scarce: %v, want a reset", err)
-	}
-	if _, err := held[0].Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("the oldest silent connection: %v, want its end", err)
-	}
-	wait.Until(t, "the newest remain", func() error {
-		if s := r.Stats(); s.HTTP != maxSilentScarce || s.Refused != 1 {
-			return fmt.Errorf("%+v", s)
-		}
-		return nil
-	})
 }
 
 // An answer that breaks off ends by a reset: what ends by its connection's end would look complete.

@@ -26,22 +26,22 @@ const usualHTTP = 80
 
 // serveHTTP serves a listener until ctx ends, or the listener fails.
 func (r *Router) serveHTTP(ctx context.Context, ln net.Listener) error {
-	c := &conns.Set{Silent: maxSilent, SilentScarce: maxSilentScarce}
+	l := r.listener(ln, &r.open[0])
 	srv := &http.Server{
-		Handler:           c.Handler(answering(func(w http.ResponseWriter, q *http.Request) { r.handle(ctx, w, q) })),
+		Handler:           l.silent.Handler(answering(func(w http.ResponseWriter, q *http.Request) { r.handle(ctx, w, q) })),
 		ReadHeaderTimeout: r.opt.HeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ConnContext:       conns.WithConn,
-		ConnState:         c.Changed,
+		ConnState:         l.silent.Changed,
 		ErrorLog:          slog.NewLogLogger(r.opt.Logger.Handler(), slog.LevelDebug),
 
 		DisableGeneralOptionsHandler: true, // it answers "OPTIONS *" of any name
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
-	err := srv.Serve(&listener{Listener: ln, r: r, silent: c, most: maxConns})
+	err := srv.Serve(l)
 	_ = srv.Close()
 	return err
 }

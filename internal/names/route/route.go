@@ -100,8 +100,7 @@ type Router struct {
 	counts   [results]atomic.Uint64
 	open     [2]atomic.Int64 // connections: HTTP, TLS
 	limited  atomic.Uint64
-	refused  atomic.Uint64 // beside those of acceptor
-	acceptor *own.Acceptor // of TLS
+	acceptor *own.Acceptor
 
 	mu         sync.Mutex
 	table      *names.Table // of generation
@@ -269,8 +268,9 @@ func local(a netip.Addr) bool {
 
 // Stats returns the counts.
 func (r *Router) Stats() Stats {
-	s := Stats{Results: make(map[string]uint64), HTTP: int(r.open[0].Load()), TLS: int(r.open[1].Load()), Limited: r.limited.Load(),
-		Refused: r.refused.Load() + r.acceptor.Refused(),
+	s := Stats{
+		Results: make(map[string]uint64), HTTP: int(r.open[0].Load()), TLS: int(r.open[1].Load()),
+		Limited: r.limited.Load(), Refused: r.acceptor.Refused(),
 	}
 	for i := range r.counts {
 		s.Results[resultNames[i]] = r.counts[i].Load()

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/conns"
-	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/names"
 )
@@ -25,37 +24,28 @@ func unrecognizedName() []byte { return []byte{21, 3, 3, 0, 2, 2, 112} }
 
 // serveTLS serves a listener until ctx ends, or the listener fails.
 func (r *Router) serveTLS(ctx context.Context, ln net.Listener) error {
-	silent := &conns.Set{Silent: maxSilent}
+	l := r.listener(ln, &r.open[1])
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
 	defer stop()
-	return r.acceptor.Serve(ctx, ln, func(conn net.Conn) {
-		if r.open[1].Load() >= maxConns {
-			forward.Reset(conn)
-			r.limited.Add(1)
-			return
-		}
-		r.open[1].Add(1)
-		silent.Enter(conn)
-		wg.Go(func() {
-			defer r.open[1].Add(-1)
-			r.lead(ctx, conn, silent)
-		})
+	return r.acceptor.Serve(ctx, l, func(conn net.Conn) {
+		l.silent.Enter(conn)
+		wg.Go(func() { r.lead(ctx, conn.(*accepted), &l.silent) })
 	})
 }
 
 // lead leads a TLS connection to the port that its first message names, and closes it.
-func (r *Router) lead(ctx context.Context, conn net.Conn, silent *conns.Set) {
+func (r *Router) lead(ctx context.Context, conn *accepted, silent *conns.Set) {
+	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(r.opt.HeaderTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	server, first, err := readHello(conn)
 	silent.Leave(conn)
 	if !stop() || err != nil {
 		r.count(resultInvalid)
-		_ = conn.Close()
 		return
 	}
 	at, peer := addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())
@@ -67,7 +57,7 @@ func (r *Router) lead(ctx context.Context, conn net.Conn, silent *conns.Set) {
 	switch {
 	case found.Outcome == names.Leads && r.opt.Host.Reachable(reach(found.Port, peer, at)) == nil:
 		_ = conn.SetDeadline(time.Time{})
-		err := r.opt.Host.Carry(ctx, conn, first, reach(found.Port, peer, at))
+		err := r.opt.Host.Carry(ctx, conn.TCPConn, first, reach(found.Port, peer, at))
 		if err != nil {
 			r.opt.Logger.Debug("TLS connection by name ended", "publication", found.Port.Key, "guest", found.Port.Guest, "peer", peer, "err", err)
 		}
@@ -85,7 +75,6 @@ func (r *Router) lead(ctx context.Context, conn net.Conn, silent *conns.Set) {
 		r.count(resultUnknown)
 	}
 	_, _ = conn.Write(unrecognizedName())
-	_ = conn.Close()
 }
 
 // errHello ends the handshake after the first message.
