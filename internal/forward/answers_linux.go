@@ -33,7 +33,7 @@ func receiveAt(conn *net.UDPConn) []byte {
 // arrivedAt returns the address that a datagram was sent to, from its control messages: the
 // zero Addr if answers cannot come from there, as it is of a group.
 func arrivedAt(control []byte) (at netip.Addr) {
-	for len(control) > 0 {
+	for len(control) >= unix.SizeofCmsghdr {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
 		if err != nil {
 			return at

@@ -103,6 +103,7 @@ func FuzzArrivedAt(f *testing.F) {
 		f.Add(sourceControl(netip.MustParseAddr(a)))
 	}
 	f.Add([]byte{})
+	f.Add([]byte{1}) // less than a header
 	f.Fuzz(func(t *testing.T, b []byte) {
 		at := arrivedAt(b)
 		if !at.IsValid() {
