@@ -24,7 +24,7 @@ type Answers struct {
 
 // NewAnswers returns the answers to a client that a Receiver of conn met.
 func NewAnswers(conn *net.UDPConn, to Client) Answers {
-	return Answers{conn: conn, to: to.Addr, control: sourceControl(to.At)}
+	return Answers{conn: conn, to: named(to.Addr), control: sourceControl(to.At)}
 }
 
 // Send sends a datagram, from the address that the client sends to.

@@ -79,3 +79,17 @@ func addrPort(a syscall.Sockaddr) netip.AddrPort {
 	}
 	return netip.AddrPort{}
 }
+
+// named returns an address of addrPort as the net package has it. For a zone that is a number,
+// the net package would list all interfaces for each datagram.
+func named(a netip.AddrPort) netip.AddrPort {
+	index, err := strconv.Atoi(a.Addr().Zone())
+	if err != nil {
+		return a
+	}
+	i, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return a // gone, and with it the client
+	}
+	return netip.AddrPortFrom(a.Addr().WithZone(i.Name), a.Port())
+}

@@ -97,6 +97,18 @@ func TestLocalAnswerToBroadcast(t *testing.T) {
 	}
 }
 
+// The interface of a link-local client is looked up once, not for each answer.
+func TestAnswersNameTheInterface(t *testing.T) {
+	for from, want := range map[string]string{
+		"[fe80::1%1]:9": "[fe80::1%lo]:9", "[fe80::1%2147483647]:9": "[fe80::1%2147483647]:9", "[fd00::1]:9": "[fd00::1]:9", "127.0.0.1:9": "127.0.0.1:9",
+	} {
+		a := NewAnswers(nil, Client{Addr: netip.MustParseAddrPort(from)})
+		if got := a.to.String(); got != want {
+			t.Errorf("to %s, want %s", got, want)
+		}
+	}
+}
+
 // What the kernel tells is read as it is, and nothing else is an address.
 func FuzzArrivedAt(f *testing.F) {
 	for _, a := range []string{"127.0.0.2", "fd00::1", "fe80::1%3"} {
