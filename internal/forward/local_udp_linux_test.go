@@ -21,6 +21,12 @@ func echoClients(t *testing.T, network, address string) uint16 {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return echoAt(t, pc)
+}
+
+// echoAt is echoClients of a socket.
+func echoAt(t *testing.T, pc *own.UDPConn) uint16 {
+	t.Helper()
 	book := NewBook(100)
 	c := NewClients(pc, func(netip.AddrPort) (func(Datagrams), *Flow) {
 		ctx, f := book.Begin(context.Background(), port.Key{Protocol: port.UDP})
