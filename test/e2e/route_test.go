@@ -16,7 +16,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/port"
@@ -72,13 +74,7 @@ func TestNamesLeadToContainers(t *testing.T) {
 			t.Errorf("port %s: reason %q", n, p.Reason)
 		}
 	}
-	r.eventually("names are served", func() error {
-		out, _, _ := fairlead(t, "names", "--control", r.hostCtl)
-		if strings.Contains(out, "not served") || !strings.Contains(out, "web.localhost") {
-			return errors.New(out)
-		}
-		return nil
-	})
+	r.servesNames()
 	tr := &http.Transport{
 		DialContext: func(_ context.Context, _, at string) (net.Conn, error) {
 			return r.outside.Dial("tcp", "127.0.0.1"+at[strings.LastIndexByte(at, ':'):])
@@ -132,6 +128,122 @@ func TestNamesLeadToContainers(t *testing.T) {
 	}
 	if out, _, _ := fairlead(t, "doctor", "--host", "--control", r.hostCtl); !strings.Contains(out, "names over http at 127.0.0.1:80 are served") {
 		t.Errorf("doctor says %s", out)
+	}
+}
+
+// servesNames waits until the host leads to the container.
+func (r *rig) servesNames() {
+	r.t.Helper()
+	r.eventually("names are served", func() error {
+		out, _, _ := fairlead(r.t, "names", "--control", r.hostCtl)
+		if strings.Contains(out, "not served") || !strings.Contains(out, "web.localhost") {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+// An upgraded connection ends through the link as one to the port does: each direction for
+// itself, and a reset of one side, or the end of the host peer, by a reset of the other.
+func TestNamesPassTheEndsOfUpgrades(t *testing.T) {
+	r := newRig(t, "--source", "docker", "--docker-host", enginetest.Docker(t, fmt.Sprintf(named, "{}")))
+	r.hostFlags = append(r.hostFlags, "--names", "127.0.0.1:80")
+	upgraded := make(chan *net.TCPConn, 1)
+	web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+		upgraded <- conn.(*net.TCPConn)
+	})}
+	plain := r.guest.listen(t, "tcp4", "0.0.0.0:80")
+	go func() { _ = web.Serve(plain) }()
+	t.Cleanup(func() { _ = web.Close() })
+	r.start()
+	r.servesNames()
+	for what, end := range map[string]func(from, to *net.TCPConn){
+		"its end": func(from, to *net.TCPConn) {
+			_, _ = io.WriteString(from, "there")
+			_ = from.CloseWrite()
+			if b, err := io.ReadAll(to); err != nil || string(b) != "there" {
+				t.Errorf("there: %q, %v", b, err)
+			}
+			back := bytes.Repeat([]byte("back"), 1<<18)
+			go func() {
+				_, _ = to.Write(back)
+				_ = to.CloseWrite()
+			}()
+			if b, err := io.ReadAll(from); err != nil || !bytes.Equal(b, back) {
+				t.Errorf("back: %d bytes, %v", len(b), err)
+			}
+		},
+		"its reset": func(from, to *net.TCPConn) {
+			half(t, from, to)
+			_ = from.SetLinger(0)
+			_ = from.Close()
+			wantReset(t, to)
+		},
+	} {
+		for _, by := range []string{"client", "server"} {
+			t.Run(by+", "+what, func(t *testing.T) {
+				client, server := r.upgrade(t, upgraded)
+				if by == "client" {
+					end(client, server)
+				} else {
+					end(server, client)
+				}
+			})
+		}
+	}
+	client, server := r.upgrade(t, upgraded)
+	half(t, client, server)
+	half(t, server, client)
+	r.host.Kill()
+	wantReset(t, client)
+	wantReset(t, server)
+}
+
+// upgrade upgrades a connection by name, and returns both ends.
+func (r *rig) upgrade(t *testing.T, upgraded <-chan *net.TCPConn) (client, server *net.TCPConn) {
+	t.Helper()
+	conn, err := r.outside.Dial("tcp", "127.0.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client = conn.(*net.TCPConn)
+	t.Cleanup(func() { _ = client.Close() })
+	_ = client.SetDeadline(time.Now().Add(wait.Limit()))
+	_, _ = io.WriteString(client, "GET / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+	resp, err := http.ReadResponse(bufio.NewReader(client), nil) // nothing follows yet
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _ = resp.Body.Close(); resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("upgrade: %+v", resp)
+	}
+	server = <-upgraded
+	t.Cleanup(func() { _ = server.Close() })
+	_ = server.SetDeadline(time.Now().Add(wait.Limit()))
+	return client, server
+}
+
+// half sends a part of something.
+func half(t *testing.T, from, to *net.TCPConn) {
+	t.Helper()
+	b := make([]byte, len("half"))
+	_, _ = io.WriteString(from, "half")
+	if _, err := io.ReadFull(to, b); err != nil || string(b) != "half" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// wantReset wants nothing more than a reset.
+func wantReset(t *testing.T, conn *net.TCPConn) {
+	t.Helper()
+	if b, err := io.ReadAll(conn); len(b) > 0 || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("then %q, %v, want a reset", b, err)
 	}
 }
 
