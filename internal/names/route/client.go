@@ -48,8 +48,8 @@ func (l *listener) Accept() (net.Conn, error) {
 			l.r.acceptor.Refuse(l.Listener, tcp)
 			l.silent.MakeRoom()
 		case !l.room():
-			forward.Reset(tcp)
 			l.r.limited.Add(1)
+			forward.Reset(tcp)
 		default:
 			forward.Abortive(tcp)
 			l.open.Add(1)

@@ -31,6 +31,7 @@ func hijacking(t *testing.T, f *fake, take func(conn *net.TCPConn, rw *bufio.Rea
 			return
 		}
 		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
 		take(conn.(*net.TCPConn), rw)
 	}))
 	t.Cleanup(s.Close)
@@ -105,69 +106,102 @@ func TestUpgradedClientIsReset(t *testing.T) {
 	}
 }
 
-// A server that changes the protocol in the middle of a request gets no connection: what the
-// client sends belongs to the request.
-func TestUpgradeInTheMiddleOfABody(t *testing.T) {
-	const chunked = "Transfer-Encoding: chunked\r\n\r\n"
-	for name, body := range map[string]string{
-		"slow":    chunked + "1\r\nx\r\n",
-		"flooded": chunked + strings.Repeat("1\r\nx\r\n", 1<<17),
-		"length":  "Content-Length: 9\r\n\r\nx",
-	} {
-		t.Run(name, func(t *testing.T) {
+const upgradePost = "POST / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
+
+// A server that changes the protocol in the middle of a request gets the rest of it first.
+func TestUpgradeInTheMiddleOfARequest(t *testing.T) {
+	for _, size := range []int{5, 4 << 10, 1 << 20} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			f := newFake()
+			switched := make(chan struct{})
+			got := make(chan []byte, 1)
 			hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
 				_, _ = io.WriteString(conn, switching)
-				_, _ = io.Copy(io.Discard, rw)
+				close(switched)
+				b, _ := io.ReadAll(rw)
+				got <- b
 			})
-			r, at, _ := serve(t, f, nil)
+			_, at, _ := serve(t, f, nil)
 			conn := dial(t, at)
-			sent := make(chan struct{})
-			go func() {
-				defer close(sent)
-				_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"+body)
-			}()
-			defer func() { <-sent }()
-			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			if err != nil {
+			body := strings.Repeat("b", size)
+			_, _ = fmt.Fprintf(conn, "%sContent-Length: %d\r\n\r\n%s", upgradePost, size, body[:2])
+			<-switched
+			_, _ = io.WriteString(conn, body[2:]+"early")
+			if _, err := io.ReadFull(conn, make([]byte, len(switching))); err != nil {
 				t.Fatal(err)
 			}
-			_ = resp.Body.Close()
-			if resp.StatusCode != http.StatusBadGateway || !resp.Close {
-				t.Errorf("%+v", resp)
-			}
-			if s := r.Stats(); s.Results["ok"] != 0 || s.Results["failed"] != 1 {
-				t.Errorf("%+v", s)
+			_ = conn.CloseWrite()
+			if b := <-got; string(b) != body+"early" {
+				t.Errorf("the server read %d bytes, and %.40q at their end", len(b), b[max(0, len(b)-40):])
 			}
 		})
 	}
 }
 
-// A server that changes the protocol unasked gets no connection.
-func TestUpgradeUnasked(t *testing.T) {
+// A change of protocol behind which the request does not end is refused.
+func TestUpgradeInTheMiddleOfARequestIsRefused(t *testing.T) {
 	f := newFake()
-	hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) { _, _ = io.WriteString(conn, switching) })
-	_, at, _ := serve(t, f, nil)
-	if code, _, _ := get(t, client(t, at), "http://web.localhost/"); code != http.StatusBadGateway {
-		t.Errorf("code %d", code)
+	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+		_, _ = io.WriteString(conn, switching)
+		_, _ = io.Copy(io.Discard, rw)
+	})
+	r, at, _ := serve(t, f, func(o *Options) { o.HeaderTimeout = 100 * time.Millisecond })
+	conn := dial(t, at)
+	_, _ = io.WriteString(conn, upgradePost+"Content-Length: 9\r\n\r\nx")
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusBadGateway || !resp.Close {
+		t.Errorf("%+v", resp)
+	}
+	if s := r.Stats(); s.Results["ok"] != 0 || s.Results["failed"] != 1 {
+		t.Errorf("%+v", s)
 	}
 }
 
-// A server may change the protocol once it has the whole body.
-func TestUpgradeBehindABody(t *testing.T) {
+// A request whose body is chunked is passed on, and its wish to upgrade is not: nobody tells
+// when all of the body has been sent.
+func TestUpgradeOfAChunkedRequest(t *testing.T) {
 	f := newFake()
-	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
-		_, _ = io.ReadFull(rw, make([]byte, len("body")))
-		_, _ = io.WriteString(conn, switching)
-		_, _ = io.Copy(conn, rw)
-	})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		b, err := io.ReadAll(q.Body)
+		fmt.Fprint(w, string(b), err, q.Header["Upgrade"], q.Header["Connection"])
+	}))
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 80, s.Listener.Addr().String())
 	_, at, _ := serve(t, f, nil)
 	conn := dial(t, at)
-	_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: 4\r\n\r\nbodyearly")
-	want := switching + "early"
-	b := make([]byte, len(want))
-	if _, err := io.ReadFull(conn, b); err != nil || string(b) != want {
-		t.Errorf("%q, %v", b, err)
+	_, _ = io.WriteString(conn, upgradePost+"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n")
+	if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusOK || body != "body<nil> [] [close]" {
+		t.Errorf("%d %q", code, body)
+	}
+}
+
+// A server that changes the protocol unasked gets no connection, in the middle of a chunked
+// request neither.
+func TestUpgradeUnasked(t *testing.T) {
+	for _, request := range []string{
+		"GET / HTTP/1.1\r\nHost: web.localhost\r\n\r\n",
+		upgradePost + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1\r\nx\r\n", 1<<17),
+	} {
+		f := newFake()
+		hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+			_, _ = io.WriteString(conn, switching)
+			_, _ = io.Copy(io.Discard, rw)
+		})
+		_, at, _ := serve(t, f, nil)
+		conn := dial(t, at)
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			_, _ = io.WriteString(conn, request)
+		}()
+		if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusBadGateway {
+			t.Errorf("%.20q: %d %q", request, code, body)
+		}
+		<-sent
 	}
 }
 

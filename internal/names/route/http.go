@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/netip"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/names"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // usualHTTP is the port that a name means whose owner has several.
@@ -123,6 +125,8 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 		in.Body = io.NopCloser(body)
 	}
 	var server link.Stream // dialled once, as no connection is used again
+	written := schedule.NewSignal()
+	trace := httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { written.Notify() }}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (_ net.Conn, err error) {
 			server, err = r.opt.Host.Dial(ctx, life, to)
@@ -136,6 +140,11 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 			p.Out.URL.Scheme, p.Out.URL.Host = "http", "port"
 			p.Out.URL.RawQuery = p.In.URL.RawQuery
 			p.Out.Trailer = p.In.Trailer // has its values once the body was read
+			if p.In.ContentLength < 0 { // chunked: http.Transport does not tell when it has sent the end
+				p.Out.Header.Del("Connection")
+				p.Out.Header.Del("Upgrade")
+			}
+			p.Out = p.Out.WithContext(httptrace.WithClientTrace(p.Out.Context(), &trace))
 			for _, h := range passed() {
 				if v, ok := p.In.Header[h]; ok {
 					p.Out.Header[h] = v
@@ -144,7 +153,7 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			if resp.StatusCode == http.StatusSwitchingProtocols {
-				return r.upgrade(life, w, resp, body, server)
+				return r.upgrade(life, w, resp, body, written, server)
 			}
 			r.count(resultOK)
 			if _, ok := resp.Header["Content-Type"]; !ok {

@@ -13,11 +13,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 var (
-	// errEarly refuses a change of protocol in the middle of a request (RFC 9110, section 7.8):
-	// http.Transport still reads the body, from the buffer that the upgraded connection begins with.
 	errEarly   = errors.New("it changed the protocol before it had the whole request")
 	errUnasked = errors.New("it changed the protocol, which was not asked for")
 
@@ -27,12 +26,21 @@ var (
 
 // upgrade passes on that the server has changed the protocol, and moves bytes as a connection
 // to the port does, until both directions ended or ctx does: httputil.ReverseProxy's own tunnel
-// passes on no reset. It returns errUpgraded, or why the change is refused.
-func (r *Router) upgrade(ctx context.Context, w http.ResponseWriter, resp *http.Response, body *upload, server link.Stream) error {
-	switch _, changed := resp.Body.(io.Writer); {
-	case !changed || resp.Request.Header.Get("Upgrade") == "":
+// passes on no reset. A client changes the protocol behind its request (RFC 9110, section 7.8):
+// until written, http.Transport reads the request's body from the buffer that the
+// upgraded connection begins with. It returns errUpgraded, or why the change is refused.
+func (r *Router) upgrade(ctx context.Context, w http.ResponseWriter, resp *http.Response, body *upload, written schedule.Signal, server link.Stream) error {
+	if _, changed := resp.Body.(io.Writer); !changed || resp.Request.Header.Get("Upgrade") == "" {
 		return errUnasked
-	case !body.whole():
+	}
+	waiting, cancel := context.WithTimeout(resp.Request.Context(), r.opt.HeaderTimeout)
+	defer cancel()
+	select {
+	case <-written:
+	case <-waiting.Done():
+		return errEarly
+	}
+	if !body.whole() {
 		return errEarly
 	}
 	conn, rw, err := http.NewResponseController(w).Hijack()
