@@ -314,21 +314,36 @@ func TestOnConflictOfForwards(t *testing.T) {
 	}
 }
 
-// Two guests may share a host port only if their rules name the guests and the ports differ.
+// Two guests may share a host port only if their rules name the guests and the ports differ,
+// or if the rule that is added says what to do on a conflict.
 func TestGuestsOfOneHostPort(t *testing.T) {
 	f := newFixture(t, configOfTest)
 	dev, build := forward(8080, 0), forward(8080, 0)
 	dev.Guest, build.Guest = "dev", "build"
+	asked := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
+	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}}
 	f.do(dev)
 	f.refuse(build, `host port 8080 is taken by "forward 8080/tcp of guest dev"`)
-	build.To = 18080
+	build.OnConflict = port.OnConflictNext.String()
+	f.do(build) // it says what to do
+	if d := f.set.Host("build", p, asked); !d.Allow || d.Host[0] != asked[0] || d.OnConflict != port.OnConflictNext {
+		t.Errorf("build: %+v", d)
+	}
+	remove := func(guest string) {
+		q := tcp(Remove, 8080)
+		q.Guest = guest
+		f.do(q)
+	}
+	remove("dev")
+	f.refuse(dev, `host port 8080 is taken by "forward 8080/tcp of guest build"`) // which is there first
+	remove("build")
+	f.do(dev)
+	build.OnConflict, build.To = "", 18080
 	f.do(build)
 	f.do(forward(8080, 0)) // of the other guests
 	if names := f.names(); !slices.Equal(names, []string{"forward 8080/tcp of guest dev", "forward 8080/tcp of guest build", "forward 8080/tcp"}) {
 		t.Errorf("order %q", names)
 	}
-	asked := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
-	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}}
 	for guest, want := range map[string]string{"dev": "127.0.0.1:8080", "build": "127.0.0.1:18080", "other": "127.0.0.1:8080"} {
 		if d := f.set.Host(guest, p, asked); !d.Allow || d.Host[0].String() != want {
 			t.Errorf("%s: %+v, want %s", guest, d, want)
