@@ -27,6 +27,21 @@ type demands struct {
 	sent    []string          // nil if nothing was
 	again   bool              // a session began after that
 	waiting map[string]string // why, by demand, as the guest says; also what was asked for in the guest
+	there   map[string]int    // publications, by demand; asked for by whomever
+}
+
+// countDemands adds n to the publications of each demand in list. h.mu is held.
+func (g *guest) countDemands(list []string, n int) {
+	d := &g.demands
+	for _, text := range list {
+		if d.there == nil {
+			d.there = make(map[string]int)
+		}
+		if d.there[text] += n; d.there[text] == 0 {
+			delete(d.there, text)
+		}
+		g.h.relist = true
+	}
 }
 
 // demandMessage returns what there is to send of demands, nil if the guest knows. h.mu is held.
@@ -71,6 +86,7 @@ func (g *guest) demandsBegin(peer link.Peer) {
 // listWaiting has the table of unpublished ports list what waits: what rules ask for and no
 // guest has, and what guests ask for themselves. h.mu is held.
 func (h *Host) listWaiting() {
+	h.relist = false
 	waits := make(map[UnpublishedID]string)
 	add := func(g *guest, d port.Demand, reason string) {
 		waits[UnpublishedID{ID{g.name, port.Key{Protocol: d.Protocol, Port: d.Port}}, d.String()}] = reason
@@ -152,6 +168,8 @@ func (h *Host) demandReasons(pattern string, d port.Demand) (guests []*guest, re
 // demandReason is DemandReason for one guest. h.mu is held.
 func (g *guest) demandReason(d port.Demand) string {
 	switch {
+	case g.demands.there[d.String()] > 0: // what became of it is for the publication to say
+		return ""
 	case !g.connected:
 		return fmt.Sprintf("guest %q is not connected", g.name)
 	case !g.peer.Demand:

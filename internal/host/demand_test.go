@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -96,6 +97,26 @@ func TestDemandsOfAGuestThatTakesNone(t *testing.T) {
 		t.Errorf("%+v was sent", m)
 	default:
 	}
+}
+
+// What the guest publishes, as somebody asks for it there, does not wait: not for a guest that
+// takes nothing from hosts, nor while it is away.
+func TestDemandThatTheGuestAnswersItself(t *testing.T) {
+	web, byName := asking(t, "web:80").Demands("")[0], pub(key(port.TCP, netip.MustParseAddr("172.17.0.2"), 80))
+	byName.Source, byName.Demands = port.SourceDemand, wire.List[string]{"web:80/tcp"}
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1, byName))
+	h, _ := start(t, Options{Policy: asking(t, "web:80")}, a)
+	eventually(t, "the guest is connected", func() bool { return h.Guests()[0].Connected })
+	waits(t, h)
+	a.say(wire.Control{Change: &wire.Change{Base: 1, Generation: 2, Removed: wire.List[port.Key]{byName.Key}}})
+	eventually(t, "it waits again", func() bool { return h.DemandReason("", web) != "" })
+	waits(t, h, "vm web:80/tcp "+h.DemandReason("", web))
+	a.say(wire.Control{Change: &wire.Change{Base: 2, Generation: 3, Put: wire.List[wire.Publication]{byName}}})
+	waits(t, h)
+	a.drop(errors.New("gone"))
+	eventually(t, "the guest is away", func() bool { return !h.Guests()[0].Connected })
+	waits(t, h)
 }
 
 // waits checks what the host lists of ports that are asked for by name and are not there.

@@ -561,6 +561,10 @@ func (g *guest) put(p wire.Publication) {
 	g.text += p.TextBytes() - pub.wire.TextBytes()
 	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule || pub.wire.Wish() != p.Wish() ||
 		(len(pub.wire.Demands) > 0) != (len(p.Demands) > 0)
+	if !slices.Equal(pub.wire.Demands, p.Demands) {
+		g.countDemands(pub.wire.Demands, -1)
+		g.countDemands(p.Demands, 1)
+	}
 	pub.wire = p
 	if again {
 		g.h.touch(pub)
@@ -662,6 +666,7 @@ func (g *guest) remove(k port.Key) {
 	}
 	g.unkeep(pub)
 	g.text -= pub.wire.TextBytes()
+	g.countDemands(pub.wire.Demands, -1)
 	delete(g.pubs, k)
 	delete(g.dirty, k)
 	g.h.changed[pub] = struct{}{}

@@ -273,6 +273,7 @@ type Host struct {
 	retries schedule.Deadlines[*slot]
 	unheld  map[*slot]struct{}       // holder to be looked up
 	waits   map[UnpublishedID]string // what others lists of what is asked for by name, and why it waits
+	relist  bool                     // waits may be others now
 	moved   map[ID]move              // ports that were opened instead of others
 	unsaved schedule.Signal          // moved is to be written
 	peak    compact.Peak             // of groups
@@ -459,6 +460,9 @@ func (h *Host) next() time.Time {
 func (h *Host) publish() {
 	if len(h.changed) == 0 {
 		return
+	}
+	if h.relist {
+		h.listWaiting()
 	}
 	h.table.Update(func(tx *table.Tx[ID, Publication]) {
 		for p := range h.changed {
