@@ -44,7 +44,7 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 		if pub.Key.Port != q.Port {
 			continue
 		}
-		e := explain.Publication{Publication: published(pub), Guest: pub.Guest, GuestName: names[pub.Guest], URL: p.url(p.namesOf(&pub))}
+		e := explain.Publication{Publication: published(pub), Guest: pub.Guest, GuestName: names[pub.Guest], URL: p.url(&pub, p.namesOf(&pub))}
 		for _, o := range pub.Outcomes {
 			e.Outcomes = append(e.Outcomes, explain.Outcome{
 				Sink: "host", State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since,

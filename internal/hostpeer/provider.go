@@ -3,6 +3,7 @@
 package hostpeer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -56,7 +57,7 @@ func (p provider) List() status.List {
 func (p provider) row(pub host.Publication, titles map[string]string) status.Publication {
 	row := describe(pub, titles)
 	row.Names = p.namesOf(&pub)
-	row.URL = p.url(row.Names)
+	row.URL = p.url(&pub, row.Names)
 	return row
 }
 
@@ -68,12 +69,17 @@ func (p provider) namesOf(pub *host.Publication) []string {
 	return p.names.Table().NamesOf(route.PortOf(pub))
 }
 
-// url returns the URL by the first of a port's names.
-func (p provider) url(names []string) string {
-	if p.names == nil || len(names) == 0 {
+// url returns the URL of a port by the first of its names; over TLS by the one without its number,
+// as certificates have it.
+func (p provider) url(pub *host.Publication, list []string) string {
+	if p.names == nil || len(list) == 0 {
 		return ""
 	}
-	return p.names.URL(names[0])
+	name := list[0]
+	if pub.Key.Port == route.TLSPort {
+		name = cmp.Or(p.names.Table().NameOf(route.PortOf(pub)), name)
+	}
+	return p.names.URL(name, pub.Key.Port)
 }
 
 // report describes the names of ports, and whether they are served.
@@ -208,7 +214,7 @@ type beside struct{ title, names, url string }
 
 func (p provider) besideOf(pub *host.Publication, titles map[string]string) beside {
 	list := p.namesOf(pub)
-	return beside{titles[pub.Guest], strings.Join(list, " "), p.url(list)}
+	return beside{titles[pub.Guest], strings.Join(list, " "), p.url(pub, list)}
 }
 
 // namesShare bounds the time that is spent on the names of all ports, for one watch, to one

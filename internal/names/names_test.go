@@ -186,8 +186,14 @@ func TestNamesOf(t *testing.T) {
 	if got := strings.Join(table.NamesOf(many), " "); got != "81.many.localhost 81.many.vm.localhost" {
 		t.Errorf("of one of several: %s", got)
 	}
-	if got := table.NamesOf(tcp("vm", 99, container("3", "new"))); got != nil {
+	other := tcp("vm", 99, container("3", "new"))
+	if got := table.NamesOf(other); got != nil {
 		t.Errorf("of another: %s", got)
+	}
+	for want, p := range map[string]Port{"web.localhost": one, "many.localhost": many, "": other} {
+		if got := table.NameOf(p); got != want {
+			t.Errorf("without a number: %q, want %q", got, want)
+		}
 	}
 }
 

@@ -272,6 +272,15 @@ func (t *Table) NamesOf(p Port) (list []string) {
 	return t.namesOf(o)
 }
 
+// NameOf returns the shortest whole name that means a port's owner alone, without a number; "" if
+// there is none. It leads to a port that such a name means: 80 over HTTP, 443 over TLS.
+func (t *Table) NameOf(p Port) string {
+	if o := t.known[p.identity()]; o != nil {
+		return t.best(o)
+	}
+	return ""
+}
+
 // Entry is an owner with its names, for display. Owner, Namespace and OwnerName come from
 // the guest.
 type Entry struct {

@@ -51,7 +51,7 @@ func TestCurlReachesContainersByName(t *testing.T) {
 	for _, n := range []string{"80", "443"} {
 		r.wantState("tcp 0.0.0.0:"+n, port.Active.String())
 	}
-	var url string
+	var url, urlTLS string
 	r.eventually("names are served, and ls has the URL", func() error {
 		if out, _, _ := fairlead(t, "names", "--control", r.hostCtl); strings.Contains(out, "not served") {
 			return errors.New(out)
@@ -61,18 +61,27 @@ func TestCurlReachesContainersByName(t *testing.T) {
 			return err
 		}
 		for _, p := range l.Publications {
-			if url = p.URL; p.Port == 80 && url != "" {
-				return nil
+			switch p.Port {
+			case 80:
+				url = p.URL
+			case 443:
+				urlTLS = p.URL
 			}
 		}
-		return errors.New("no URL")
+		if url == "" || urlTLS == "" {
+			return errors.New("no URL")
+		}
+		return nil
 	})
+	if want := "https://web.localhost:8443"; urlTLS != want { // the name that certificates have
+		t.Errorf("the URL of 443 is %s, want %s", urlTLS, want)
+	}
 	for _, c := range []struct {
 		url  string
 		args []string
 	}{
 		{url, nil}, {"http://web.localhost:8000/", nil}, {"http://80.web.localhost:8000/", nil},
-		{"https://web.localhost:8443/", []string{"--insecure"}}, {"https://443.web.localhost:8443/", []string{"--insecure"}},
+		{urlTLS, []string{"--insecure"}}, {"https://web.localhost:8443/", []string{"--insecure"}}, {"https://443.web.localhost:8443/", []string{"--insecure"}},
 	} {
 		_, at, _ := strings.Cut(c.url, "://")
 		out, err := r.outside.curl(t, append(c.args, c.url)...)

@@ -101,17 +101,21 @@ func (r *Router) list(q *http.Request) string {
 	}
 	b.WriteString("<table>\n<tr><th>Name<th>Ports<th>Owner<th>Guest\n")
 	for _, e := range entries {
-		fmt.Fprintf(&b, "<tr><td>%s<td>%s<td>%s<td>%s\n", nameCell(&e, q), portCell(&e, q), html.EscapeString(ownerText(&e)), html.EscapeString(e.Guest))
+		fmt.Fprintf(&b, "<tr><td>%s<td>%s<td>%s<td>%s\n", r.nameCell(&e, q), r.portCell(&e, q), html.EscapeString(ownerText(&e)), html.EscapeString(e.Guest))
 	}
 	b.WriteString("</table>\n</html>\n")
 	return b.String()
 }
 
 // nameCell lists the names of an owner, and says which ones are no use.
-func nameCell(e *names.Entry, q *http.Request) string {
+func (r *Router) nameCell(e *names.Entry, q *http.Request) string {
 	var parts []string
 	for _, name := range e.Names {
-		parts = append(parts, anchor(name, q))
+		n := uint16(usualHTTP)
+		if len(e.Ports) == 1 {
+			n = e.Ports[0]
+		}
+		parts = append(parts, r.linkTo(name, name, n, q))
 	}
 	for _, name := range e.Ambiguous {
 		parts = append(parts, html.EscapeString(name)+" (others have it, too)")
@@ -120,16 +124,33 @@ func nameCell(e *names.Entry, q *http.Request) string {
 }
 
 // portCell lists the ports of an owner, each with its link.
-func portCell(e *names.Entry, q *http.Request) string {
+func (r *Router) portCell(e *names.Entry, q *http.Request) string {
 	var parts []string
 	for _, n := range e.Ports {
 		text := fmt.Sprint(n)
-		if len(e.Names) > 0 {
-			text = fmt.Sprintf(`<a href="http://%d.%s/">%d</a>`, n, html.EscapeString(withPort(e.Names[0], q)), n)
+		switch {
+		case len(e.Names) == 0:
+		case n == TLSPort: // by the name that certificates have
+			text = r.linkTo(e.Names[0], text, n, q)
+		default:
+			text = r.linkTo(text+"."+e.Names[0], text, n, q)
 		}
 		parts = append(parts, text)
 	}
 	return strings.Join(parts, ", ")
+}
+
+// linkTo is a text that is a link to port n of a guest by a name; of port 443 over TLS, if that is
+// served.
+func (r *Router) linkTo(name, text string, n uint16, q *http.Request) string {
+	url := "http://" + withPort(name, q)
+	if n == TLSPort {
+		url = r.URL(name, n)
+	}
+	if text = html.EscapeString(text); url == "" {
+		return text
+	}
+	return fmt.Sprintf(`<a href="%s/">%s</a>`, html.EscapeString(url), text)
 }
 
 func ownerText(e *names.Entry) string {

@@ -234,16 +234,21 @@ func (r *Router) Report() names.Report {
 	for _, p := range r.places {
 		out.Listeners = append(out.Listeners, names.Listener{Protocol: p.protocol, Address: p.at, Open: p.open, Error: p.err})
 	}
-	out.URL = r.url("http", "http", 80, names.Local)
+	out.URL = r.url("http", "http", usualHTTP, names.Local)
 	return out
 }
 
-// URL returns the URL of a name: at the first open listener for HTTP that the name leads to on
-// this machine, or else for TLS; "" if there is none.
-func (r *Router) URL(name string) string {
+// URL returns the URL of a name that leads to port n of a guest: at the first open listener for
+// HTTP that the name leads to on this machine, or else for TLS; of port 443 for TLS alone. It is
+// "" if there is none.
+func (r *Router) URL(name string, n uint16) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return cmp.Or(r.url("http", "http", 80, name), r.url("tls", "https", 443, name))
+	secure := r.url("tls", "https", TLSPort, name)
+	if n == TLSPort {
+		return secure
+	}
+	return cmp.Or(r.url("http", "http", usualHTTP, name), secure)
 }
 
 // url is URL for one protocol, with its scheme and usual port. r.mu is held.

@@ -134,7 +134,10 @@ func serve(t *testing.T, f *fake, change func(*Options)) (r *Router, web, secure
 		}
 		return nil
 	})
-	return r, opt.HTTP[0], opt.TLS[0]
+	if len(opt.TLS) > 0 {
+		secure = opt.TLS[0]
+	}
+	return r, opt.HTTP[0], secure
 }
 
 // free returns a free address.
@@ -236,7 +239,7 @@ func TestEachRequestIsLedByItsHost(t *testing.T) {
 
 func TestURL(t *testing.T) {
 	r, web, _ := serve(t, newFake(), nil)
-	if got, want := r.URL("web.localhost"), fmt.Sprintf("http://web.localhost:%d", web.Port()); got != want {
+	if got, want := r.URL("web.localhost", 80), fmt.Sprintf("http://web.localhost:%d", web.Port()); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	r = New(Options{Host: newFake(), Domain: names.Local, Logger: slog.New(slog.DiscardHandler), TLS: []netip.AddrPort{free(t)}})
@@ -250,10 +253,10 @@ func TestURL(t *testing.T) {
 		}
 		return nil
 	})
-	if got := r.URL("web.localhost"); !strings.HasPrefix(got, "https://web.localhost:") {
+	if got := r.URL("web.localhost", 80); !strings.HasPrefix(got, "https://web.localhost:") {
 		t.Error(got)
 	}
-	if got := New(Options{Host: newFake(), Domain: "localhost", HTTP: []netip.AddrPort{web}, Logger: slog.New(slog.DiscardHandler)}).URL("web.localhost"); got != "" {
+	if got := New(Options{Host: newFake(), Domain: "localhost", HTTP: []netip.AddrPort{web}, Logger: slog.New(slog.DiscardHandler)}).URL("web.localhost", 80); got != "" {
 		t.Errorf("%s, and nothing is open", got)
 	}
 }
@@ -289,7 +292,7 @@ func TestURLLeadsToTheListener(t *testing.T) {
 		for _, p := range r.places {
 			r.note(p, "")
 		}
-		if got, list := r.URL("web."+c.domain), r.Report().URL; got != c.want || list != c.list {
+		if got, list := r.URL("web."+c.domain, 8080), r.Report().URL; got != c.want || list != c.list {
 			t.Errorf("%+v: %q, and the list at %q", c, got, list)
 		}
 		select {
@@ -301,7 +304,7 @@ func TestURLLeadsToTheListener(t *testing.T) {
 		for _, p := range r.places {
 			r.note(p, "gone")
 		}
-		if got, list := r.URL("web."+c.domain), r.Report().URL; got+list != "" || len(changed) > 0 {
+		if got, list := r.URL("web."+c.domain, 8080), r.Report().URL; got+list != "" || len(changed) > 0 {
 			t.Errorf("%+v: %q, and the list at %q, and nothing is open; told: %d", c, got, list, len(changed))
 		}
 	}
@@ -390,6 +393,37 @@ func TestPageEscapesNames(t *testing.T) {
 	}
 	if !strings.Contains(body, `<a href="http://script-alert-1-script.localhost/">`) || !strings.Contains(body, "&lt;script&gt;") {
 		t.Errorf("the page is %s", body)
+	}
+}
+
+// The URL of port 443 is one of TLS, as is its link in the page.
+func TestURLOfTLS(t *testing.T) {
+	f := newFake()
+	f.put("vm", "both", 80, "")
+	f.put("vm", "both", 443, "")
+	f.put("dev", "secure", 443, "")
+	r, at, secure := serve(t, f, nil)
+	if got, want := r.URL("both.localhost", 443), fmt.Sprintf("https://both.localhost:%d", secure.Port()); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	_, body, _ := get(t, client(t, at), "http://localhost/")
+	for _, want := range []string{
+		`<a href="http://both.localhost/">both.localhost</a>`, `<a href="http://80.both.localhost/">80</a>`,
+		fmt.Sprintf(`<a href="https://both.localhost:%d/">443</a>`, secure.Port()),
+		fmt.Sprintf(`<a href="https://secure.localhost:%d/">secure.localhost</a>`, secure.Port()),
+		fmt.Sprintf(`<a href="https://secure.localhost:%d/">443</a>`, secure.Port()),
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("no %s in\n%s", want, body)
+		}
+	}
+	r, at, _ = serve(t, f, func(o *Options) { o.TLS = nil })
+	if got := r.URL("both.localhost", 443); got != "" {
+		t.Errorf("%s, and nothing serves TLS", got)
+	}
+	if _, body, _ := get(t, client(t, at), "http://localhost/"); strings.Contains(body, "https:") || strings.Contains(body, "http://secure") ||
+		!strings.Contains(body, "<td>secure.localhost<br>secure.dev.localhost<td>443<td>") {
+		t.Errorf("links that lead nowhere in\n%s", body)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead/fairlead/internal/names"
 )
 
-// usualTLS is the port that a name means whose owner has several.
-const usualTLS = 443
+// TLSPort is the port that a name means over TLS whose owner has several.
+const TLSPort = 443
 
 // unrecognizedName is a fatal alert (RFC 8446, section 6), in a record of TLS 1.2.
 func unrecognizedName() []byte { return []byte{21, 3, 3, 0, 2, 2, 112} }
@@ -52,7 +52,7 @@ func (r *Router) lead(ctx context.Context, conn *accepted, silent *conns.Set) {
 	found := names.Found{}
 	name, asked := names.FromServerName(server, r.opt.Domain)
 	if asked == names.Named {
-		found = r.Table().Find(name, usualTLS)
+		found = r.Table().Find(name, TLSPort)
 	}
 	switch {
 	case found.Outcome == names.Leads && r.opt.Host.Reachable(reach(found.Port, peer, at)) == nil:
