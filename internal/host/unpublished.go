@@ -34,6 +34,7 @@ type Unpublished struct {
 	Rule, Reason      string
 	Owner             port.Owner // without labels
 	Source            string
+	Demands           []string  // by which it was asked for, see port.Demand
 	Since             time.Time // when the host first received it
 }
 
@@ -96,7 +97,8 @@ func (g *guest) putUnpublished(tx *table.Tx[UnpublishedID, Unpublished], p wire.
 		since = time.Now()
 	}
 	tx.Put(id, Unpublished{
-		UnpublishedID: id, Pending: p.Pending, Withheld: p.Withheld, Rule: p.Rule, Reason: p.Reason, Owner: p.Owner, Source: p.Source, Since: since,
+		UnpublishedID: id, Pending: p.Pending, Withheld: p.Withheld, Rule: p.Rule, Reason: p.Reason, Owner: p.Owner, Source: p.Source,
+		Demands: p.Demands, Since: since,
 	})
 }
 

@@ -203,7 +203,7 @@ func describeUnpublished(u host.Unpublished, names map[string]string) status.Pub
 func unpublished(u host.Unpublished) port.Publication {
 	return port.Publication{
 		Key: u.Key, Owner: u.Owner, Since: u.Since,
-		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: u.Source}, Since: u.Since}},
+		Origins:  origins(host.Publication{Source: u.Source, Demands: u.Demands, Since: u.Since}),
 		Decision: port.Decision{Pending: u.Pending, Withheld: u.Withheld, Rule: u.Rule, Reason: u.Reason},
 	}
 }

@@ -4,6 +4,7 @@ package hostpeer
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,6 +36,19 @@ func TestRowOfUnpublishedPort(t *testing.T) {
 		if got := l.Published().Publications; len(got) != 1 || got[0].Unpublished {
 			t.Errorf("published: %+v", got)
 		}
+	}
+}
+
+// What is asked for by name and denied in the guest is found by that name.
+func TestUnpublishedPortThatIsAskedFor(t *testing.T) {
+	u := hidden(false)
+	u.Source, u.Demands = port.SourceDemand, []string{"web:9229/tcp", "no name"}
+	row := describeUnpublished(u, nil)
+	if row.State != port.Denied || row.Waits != "" || !slices.Equal(row.Demands, []string{"web:9229/tcp"}) || len(row.Origins) != 1 {
+		t.Errorf("%+v", row)
+	}
+	if u.Source = "docker"; len(describeUnpublished(u, nil).Origins) != 2 {
+		t.Errorf("%+v", describeUnpublished(u, nil))
 	}
 }
 

@@ -118,6 +118,9 @@ func (p UnpublishedPort) check() error {
 	if err := checkOwner(p.Key, p.Owner); err != nil {
 		return err
 	}
+	if err := checkDemands(p.Key, p.Demands); err != nil {
+		return err
+	}
 	return checkTexts(p.Source, p.Rule, p.Reason)
 }
 
@@ -167,15 +170,22 @@ func (p Publication) Check() error {
 	if err := checkOwner(p.Key, p.Owner); err != nil {
 		return err
 	}
-	if len(p.Demands) > MaxDemandsOfOne {
-		return malformed("%s: %d demands, at most %d", p.Key, len(p.Demands), MaxDemandsOfOne)
+	if err := checkDemands(p.Key, p.Demands); err != nil {
+		return err
 	}
-	for _, s := range p.Demands {
+	return checkOthers(p.Key, p.Others)
+}
+
+func checkDemands(k port.Key, demands []string) error {
+	if len(demands) > MaxDemandsOfOne {
+		return malformed("%s: %d demands, at most %d", k, len(demands), MaxDemandsOfOne)
+	}
+	for _, s := range demands {
 		if err := checkText("demand", s, MaxReason); err != nil {
 			return err
 		}
 	}
-	return checkOthers(p.Key, p.Others)
+	return nil
 }
 
 func checkOthers(k port.Key, others []port.Owner) error {

@@ -34,12 +34,18 @@ func FromPublication(p port.Publication) Publication {
 	if l != (Labels{}) {
 		w.Labels = &l
 	}
+	w.Demands = demandsOf(p)
+	return w
+}
+
+// demandsOf returns what a port was asked for by, as far as it is sent.
+func demandsOf(p port.Publication) (list List[string]) {
 	for _, o := range p.Origins {
-		if _, err := port.ParseDemand(o.ID); o.Source == port.SourceDemand && err == nil && len(w.Demands) < MaxDemandsOfOne {
-			w.Demands = append(w.Demands, o.ID)
+		if _, err := port.ParseDemand(o.ID); o.Source == port.SourceDemand && err == nil && len(list) < MaxDemandsOfOne {
+			list = append(list, o.ID)
 		}
 	}
-	return w
+	return list
 }
 
 // addOthers adds the owners to whom NAT rules lead, as far as they fit. Where engines
@@ -135,6 +141,7 @@ func FromUnpublished(p port.Publication) (w UnpublishedPort, ok bool) {
 			Kind: p.Owner.Kind, Name: truncate(p.Owner.Name, MaxName), ID: truncate(p.Owner.ID, MaxName), Namespace: truncate(p.Owner.Namespace, MaxName),
 			Cluster: truncate(p.Owner.Cluster, MaxName),
 		},
+		Demands: demandsOf(p),
 	}
 	if len(p.Origins) > 0 {
 		w.Source = truncate(p.Origins[0].Source, MaxWord)
@@ -154,7 +161,7 @@ func FitSources(names []string) List[string] {
 // Equal reports whether both are the same.
 func (p UnpublishedPort) Equal(q UnpublishedPort) bool {
 	return p.Key == q.Key && p.Pending == q.Pending && p.Withheld == q.Withheld && p.Rule == q.Rule && p.Reason == q.Reason &&
-		p.Source == q.Source && p.Owner.Equal(q.Owner)
+		p.Source == q.Source && p.Owner.Equal(q.Owner) && slices.Equal(p.Demands, q.Demands)
 }
 
 // NewUnread returns a NAT rule for the wire, truncated.

@@ -48,6 +48,7 @@ func FuzzReadControl(f *testing.F) {
 	f.Add(frameOf(`{"ack":{"generation":18446744073709551616}}`))
 	f.Add(frameOf(`{"unpublished":{}}`))
 	f.Add(frameOf(`{"unpublished":{"reset":true,"put":[{"protocol":"tcp","address":"fe80::1%e","port":1,"pending":true}],"unread":null,"omitted":9007199254740993}}`))
+	f.Add(frameOf(`{"unpublished":{"put":[{"protocol":"tcp","address":"172.17.0.2","port":80,"source":"demand","demands":["web:80/tcp","",null]}]}}`))
 	f.Add(frameOf(`{"unpublished":{"removed":[{"protocol":"udp","address":"::","port":2}],"unread":[{"where":"w","rule":"r"},{}]}}`))
 	f.Add(frameOf(`{"change":{"base":1,"generation":2,"put":null,"more":true}}`))
 	f.Add(frameOf(`{"change":{"base":1,"generation":2,"removed":[{"protocol":"TCP","address":"::1","port":65535}]}} `))

@@ -119,7 +119,11 @@ func (c Change) Split() []Control {
 }
 
 func unpublishedSize(p UnpublishedPort) int {
-	return 256 + keySize + 6*(len(p.Rule)+len(p.Reason)+len(p.Source)+ownerText(p.Owner))
+	n := len(p.Rule) + len(p.Reason) + len(p.Source) + ownerText(p.Owner)
+	for _, d := range p.Demands {
+		n += len(d)
+	}
+	return 256 + keySize + 4*len(p.Demands) + 6*n
 }
 
 // Split returns u in messages that each fit in a frame, Reset set on the first, More set on

@@ -177,6 +177,8 @@ type UnpublishedPort struct {
 	Reason   string     `json:"reason"`
 	Owner    port.Owner `json:"owner"` // without labels
 	Source   string     `json:"source,omitempty"`
+
+	Demands List[string] `json:"demands,omitempty"` // as of Publication; older hosts ignore them
 }
 
 // Unread is a NAT rule that the agent does not understand. Each text has at most MaxReason
@@ -190,7 +192,7 @@ type Unread struct {
 // Limits of forwards by name. A text has at most MaxReason bytes.
 const (
 	MaxDemands      = 256 // that a host asks for
-	MaxDemandsOfOne = 16  // of one publication
+	MaxDemandsOfOne = 16  // of one port
 )
 
 // Demand is all that a host asks for by name: ports of containers and Services that nobody

@@ -75,6 +75,9 @@ func controls() map[string]Control {
 		"snapshot-demand": {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{
 			{Key: key(port.TCP, "172.17.0.2", 80), Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}, Source: "demand", Demands: List[string]{"web:80/tcp"}},
 		}}},
+		"unpublished-demand": {Unpublished: &Unpublished{Put: []UnpublishedPort{
+			{Key: key(port.TCP, "172.17.0.2", 80), Rule: "rule 1", Reason: "denied by rule 1", Source: "demand", Demands: List[string]{"web:80/tcp"}},
+		}}},
 		"unpublished-none": {Unpublished: &Unpublished{Unread: &List[Unread]{}}},
 	}
 }
@@ -276,6 +279,8 @@ func TestControlRefused(t *testing.T) {
 		"unpublished, labels":   {`{"unpublished":{"put":[{` + ok + `,"owner":{"labels":{"a":"b"}}}]}}`, "labels"},
 		"unpublished, reason":   {`{"unpublished":{"put":[{` + ok + `,"reason":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
 		"unpublished, rule":     {`{"unpublished":{"unread":[{"rule":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
+		"unpublished, demands":  {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat(`a:1","`, 16) + `a:1"]}]}}`, "17 demands"},
+		"unpublished, demand":   {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat("r", 513) + `"]}]}}`, "demand"},
 		"unpublished, source":   {`{"unpublished":{"put":[{` + ok + `,"source":"` + strings.Repeat("r", 65) + `"}]}}`, "source"},
 		"log level, seconds":    {`{"logLevel":{"number":1,"level":"debug","seconds":0}}`, "0 seconds"},
 		"log level, for ever":   {`{"logLevel":{"number":1,"level":"debug","seconds":86401}}`, "86401 seconds"},
@@ -959,13 +964,17 @@ func TestSplitUnpublished(t *testing.T) {
 	for range MaxUnread {
 		unread = append(unread, NewUnread(long, long, long))
 	}
+	var asked []port.OriginInfo
+	for i := range 2 * MaxDemandsOfOne {
+		asked = append(asked, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: fmt.Sprintf("%s:%d", strings.Repeat("n", 253), i+1)}})
+	}
 	u := Unpublished{Reset: true, Unread: &unread, Omitted: 9}
 	for i := range MaxUnpublished {
 		w, ok := FromUnpublished(port.Publication{
 			Key: thin(i).Key, Owner: port.Owner{Kind: port.OwnerProcess, Name: long, ID: long, Namespace: long, Labels: map[string]string{"a": "b"}},
-			Decision: port.Decision{Rule: long, Reason: long, Withheld: true}, Dial: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")},
+			Origins: asked, Decision: port.Decision{Rule: long, Reason: long, Withheld: true}, Dial: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")},
 		})
-		if !ok || w.check() != nil {
+		if !ok || w.check() != nil || len(w.Demands) != MaxDemandsOfOne {
 			t.Fatalf("%+v: %v", w, w.check())
 		}
 		u.Put, u.Removed = append(u.Put, w), append(u.Removed, key(port.UDP, "1.2.3.4", uint16(i+1)))

@@ -183,3 +183,42 @@ func TestWhatWaitsIsShownEverywhere(t *testing.T) {
 	wants(r.agentCtl, "nothing waits in the guest")
 	wants(r.hostCtl, "nothing waits on the host")
 }
+
+// What a host asks for by name and a rule of the guest denies is denied on the host, with that
+// rule, and does not wait.
+func TestForwardByNameThatTheGuestDenies(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(config, []byte("rules:\n  - {name: secrets, match: {name: secret}, action: deny}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, dockerContainer("a", "secret", "172.30.0.2", "", "")),
+		"--host-forwards", "--config", config)
+	r.start()
+	r.eventually("the host is connected", func() error {
+		l, err := listAt(r.hostCtl)
+		if err == nil && (len(l.Peers) != 1 || l.Peers[0].State != status.PeerConnected) {
+			err = fmt.Errorf("%+v", l.Peers)
+		}
+		return err
+	})
+	const why = "denied by rule 1 (secrets)"
+	_, _, _ = fairlead(t, "forward", "add", "secret:80", "--to", "8080", "--control", r.hostCtl)
+	r.eventually("the rule says so", func() error {
+		if out, _, _ := fairlead(t, "forward", "ls", "--control", r.hostCtl); !strings.Contains(strings.Join(strings.Fields(out), " "), "denied - "+why) {
+			return errors.New(out)
+		}
+		return nil
+	})
+	if out, _, _ := fairlead(t, "explain", "80", "--control", r.hostCtl); !strings.Contains(out, "secrets") || strings.Contains(out, "waits") {
+		t.Errorf("explain says\n%s", out)
+	}
+	l, err := listAt(r.hostCtl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range l.Publications {
+		if p.Port == 80 && (p.Waits != "" || !p.Unpublished || !slices.Equal(p.Demands, []string{"secret:80/tcp"})) {
+			t.Errorf("%+v", p)
+		}
+	}
+}
