@@ -24,10 +24,92 @@ type demander interface {
 
 // demands are what a guest is asked for by name. h.mu guards them.
 type demands struct {
-	sent    []string          // nil if nothing was
-	again   bool              // a session began after that
-	waiting map[string]string // why, by demand, as the guest says; also what was asked for in the guest
-	there   map[string]int    // publications, by demand; asked for by whomever
+	asked   []string             // for, as the policy has it; not more than once each
+	dropped map[string]time.Time // was, until the guest was told otherwise; until when it may be there still
+	sent    []string             // nil if nothing was
+	again   bool                 // a session began after that
+	waiting map[string]string    // why, by demand, as the guest says; also what was asked for in the guest
+	there   map[string]int       // publications, by demand; asked for by whomever
+}
+
+// dropFor is how long a guest has to withdraw what it was told that nobody here asks for any
+// more.
+const dropFor = 2 * time.Second
+
+// ask notes what the policy asks the guest for. h.mu is held.
+func (g *guest) ask() {
+	g.demands.asked = nil
+	if p, ok := g.h.policy.(demander); ok {
+		for _, d := range p.Demands(g.name) {
+			g.demands.asked = append(g.demands.asked, d.String())
+		}
+	}
+}
+
+// dropped reports whether a publication is there by its name alone, and the guest was asked for
+// it and has not had the time to withdraw it since. The rule that asked for it said where it is
+// to be open; without it the address is one that nobody wants. h.mu is held.
+func (g *guest) dropped(p *publication) bool {
+	if p.wire.Source != port.SourceDemand || !g.peer.Demand {
+		return false
+	}
+	was := false
+	for _, d := range p.wire.Demands {
+		if slices.Contains(g.demands.asked, d) {
+			return false
+		}
+		_, until := g.demands.dropped[d]
+		was = was || until || slices.Contains(g.demands.sent, d)
+	}
+	return was
+}
+
+// drop notes what the guest is told not to be asked for any more. h.mu is held.
+func (g *guest) drop() {
+	d := &g.demands
+	if d.dropped == nil {
+		d.dropped = make(map[string]time.Time)
+	}
+	for _, text := range d.sent {
+		d.dropped[text] = time.Time{}
+	}
+	until := time.Now().Add(dropFor)
+	for text := range d.dropped {
+		if d.dropped[text] = until; slices.Contains(d.asked, text) {
+			delete(d.dropped, text)
+		}
+	}
+	if len(d.dropped) > 0 {
+		g.h.timers.Notify()
+	}
+}
+
+// dropEnd returns when the first of dropped may be there, zero for never: a guest that is away
+// has not heard of it. h.mu is held.
+func (g *guest) dropEnd() (at time.Time) {
+	if !g.connected {
+		return at
+	}
+	for _, end := range g.demands.dropped {
+		if at.IsZero() || end.Before(at) {
+			at = end
+		}
+	}
+	return at
+}
+
+// endDropped decides anew about what the guest has not withdrawn in time: somebody asks for it
+// there. h.mu is held; the caller commits.
+func (g *guest) endDropped(now time.Time) {
+	if at := g.dropEnd(); at.IsZero() || at.After(now) {
+		return
+	}
+	maps.DeleteFunc(g.demands.dropped, func(_ string, until time.Time) bool { return !until.After(now) })
+	for _, p := range g.pubs {
+		if len(p.wire.Demands) > 0 {
+			g.decide(p)
+		}
+	}
 }
 
 // countDemands adds n to the publications of each demand in list. h.mu is held.
@@ -49,16 +131,11 @@ func (g *guest) demandMessage() *wire.Demand {
 	if !g.connected || !g.peer.Demand {
 		return nil
 	}
-	ports := []string{}
-	if p, ok := g.h.policy.(demander); ok {
-		for _, d := range p.Demands(g.name) {
-			ports = append(ports, d.String())
-		}
-	}
-	ports = ports[:min(len(ports), wire.MaxDemands)]
+	ports := append([]string{}, g.demands.asked[:min(len(g.demands.asked), wire.MaxDemands)]...)
 	if g.demands.sent != nil && !g.demands.again && slices.Equal(ports, g.demands.sent) {
 		return nil
 	}
+	g.drop()
 	g.demands.sent, g.demands.again = ports, false
 	return &wire.Demand{Ports: ports}
 }

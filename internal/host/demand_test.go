@@ -119,6 +119,89 @@ func TestDemandThatTheGuestAnswersItself(t *testing.T) {
 	waits(t, h)
 }
 
+// What this host asked for by name, and asks for no more, is closed until the guest has withdrawn
+// it: it is not opened at the guest's own port, unless it stays as somebody in the guest asks for it.
+func TestDemandThatEndsOpensNothing(t *testing.T) {
+	to := func(text string) *rules.Set {
+		n, err := rules.ParseHostPort(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := port.ParseDemand("web:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := rules.Empty(rules.Loopback()).WithRuntime([]rules.Rule{{
+			Match: rules.Match{Protocol: d.Protocol, Ports: []rules.PortRange{{First: d.Port, Last: d.Port}}, Demand: d}, HostPort: n,
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	nothing := rules.Empty(rules.Loopback())
+	byName := pub(key(port.TCP, netip.MustParseAddr("172.17.0.2"), 80))
+	byName.Source, byName.Demands = port.SourceDemand, wire.List[string]{"web:80/tcp"}
+	a, network := newAgent(t, "vm"), newMemory()
+	a.begins(snapshot(1, byName))
+	dial := func(ctx context.Context) (link.Session, error) {
+		s, err := a.connect(ctx)
+		if err == nil {
+			s = demanding{s}
+		}
+		return s, err
+	}
+	h, _ := startGuests(t, Options{Guests: []Guest{{Name: "vm", Dial: dial}}, Policy: to("18080"), Network: network})
+	asks := func(want string) {
+		t.Helper()
+		if got := fmt.Sprint((<-a.demands).Ports); got != want {
+			t.Errorf("%s is asked for, want %s", got, want)
+		}
+	}
+	tries := func() int {
+		network.mu.Lock()
+		defer network.mu.Unlock()
+		return len(network.tries)
+	}
+	opens := func(want string) {
+		t.Helper()
+		if o := a.wants(byName.Key, port.Active); o.HostAddress.String() != want {
+			t.Errorf("open at %s, want %s", o.HostAddress, want)
+		}
+	}
+	asks("[web:80/tcp]")
+	opens("127.0.0.1:18080")
+	h.SetPolicy(nothing)
+	asks("[]")
+	a.wants(byName.Key, port.Pending)
+	if n := tries(); n != 1 || network.isOpen(netip.MustParseAddrPort("127.0.0.1:18080")) {
+		t.Errorf("%d addresses were opened, want the first one alone, and closed", n)
+	}
+	h.SetPolicy(to("18081")) // it is asked for anew
+	asks("[web:80/tcp]")
+	opens("127.0.0.1:18081")
+	h.SetPolicy(nothing)
+	asks("[]")
+	a.wants(byName.Key, port.Pending)
+	a.say(wire.Control{Change: &wire.Change{Base: 1, Generation: 2, Removed: wire.List[port.Key]{byName.Key}}})
+	eventually(t, "it is gone", func() bool { return h.View().Len() == 0 })
+	if n := tries(); n != 2 {
+		t.Errorf("%d addresses were opened, want 2", n)
+	}
+	h.SetPolicy(to("18082"))
+	asks("[web:80/tcp]")
+	a.say(wire.Control{Change: &wire.Change{Base: 2, Generation: 3, Put: wire.List[wire.Publication]{byName}}})
+	opens("127.0.0.1:18082")
+	h.SetPolicy(nothing)
+	asks("[]")
+	began := time.Now()
+	a.wants(byName.Key, port.Pending)
+	opens("127.0.0.1:80") // somebody in the guest asks for it
+	if d := time.Since(began); d < dropFor/2 {
+		t.Errorf("it was opened after %s", d)
+	}
+}
+
 // waits checks what the host lists of ports that are asked for by name and are not there.
 func waits(t *testing.T, h *Host, want ...string) {
 	t.Helper()

@@ -580,6 +580,9 @@ func (g *guest) put(p wire.Publication) {
 func (g *guest) decide(pub *publication) {
 	h := g.h
 	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
+	if d.Allow && g.dropped(pub) {
+		d = port.Decision{Pending: true, Reason: "this host does not ask for it any more"}
+	}
 	if d.Allow {
 		if pub.onConflict != d.OnConflict {
 			pub.onConflict = d.OnConflict

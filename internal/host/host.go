@@ -309,6 +309,9 @@ func New(opt Options) (*Host, error) {
 	for _, g := range opt.Guests {
 		h.guests = append(h.guests, newGuest(h, g))
 	}
+	for _, g := range h.guests {
+		g.ask()
+	}
 	before := len(h.moved)
 	maps.DeleteFunc(h.moved, func(id ID, _ move) bool { // of a guest that is not configured any more
 		return !slices.ContainsFunc(h.guests, func(g *guest) bool { return g.name == id.Guest })
@@ -359,6 +362,7 @@ func (h *Host) SetPolicy(p Policy) {
 	h.policy, h.renewed = p, true
 	h.timers.Notify()
 	for _, g := range h.guests {
+		g.ask()
 		g.writer.Notify() // other ports may be asked for by name
 	}
 	h.listWaiting()
@@ -422,6 +426,7 @@ func (h *Host) due(ctx context.Context, now time.Time) {
 		if !g.keptEnd.IsZero() && !g.keptEnd.After(now) {
 			g.removeKept("its time is over")
 		}
+		g.endDropped(now)
 	}
 	// What is due soon is done now: one wake-up for many.
 	for _, s := range h.retries.TakeAll(now.Add(retrySlack)) {
@@ -446,7 +451,7 @@ func (h *Host) renew() {
 func (h *Host) next() time.Time {
 	at := h.retries.Next()
 	for _, g := range h.guests {
-		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd} {
+		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd, g.dropEnd()} {
 			if !end.IsZero() && (at.IsZero() || end.Before(at)) {
 				at = end
 			}
