@@ -130,7 +130,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 		return nil, err
 	}
 	a.rules.Store(cfg.Rules)
-	a.demandOf(cfg.Rules)
+	a.demand.Ask(askedByRules, cfg.Rules.Demands(""))
 	a.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, false, log, a.applyRules)
 	a.accepted.Store(&a.cfg)
 	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners, a.demand.Waiting()}
@@ -540,11 +540,14 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 	a.log.Info("rules reloaded", "rules", cfg.Rules.Len())
 }
 
-// applyRules has the rules decide from now on.
+// applyRules has the rules decide from now on. They decide of nothing that is asked for by name
+// without the rule that asks for it.
 func (a *Agent) applyRules(set *rules.Set) {
+	asked := set.Demands("")
+	a.demand.Drop(askedByRules, asked) // without its rule it would be decided as any other port
 	a.registry.SetRules(set)
 	a.rules.Store(set)
-	a.demandOf(set)
+	a.demand.Ask(askedByRules, asked)
 }
 
 // releaseMemory returns memory to the kernel after the start, after all hooks were tried,

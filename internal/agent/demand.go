@@ -8,7 +8,6 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/source/demand"
 	"github.com/fairlead/fairlead/internal/wire"
@@ -57,9 +56,6 @@ func (a *Agent) takeDemands(o *hostlink.Options, l *link.Options) {
 		return list
 	}
 }
-
-// demandOf asks for what the run-time rules of a set ask for.
-func (a *Agent) demandOf(set *rules.Set) { a.demand.Ask(askedByRules, set.Demands("")) }
 
 // demands returns why a demand waits, for a guest of a host; "" if it does not.
 func (a *Agent) demands(_ string, d port.Demand) string {

@@ -83,6 +83,12 @@ type Source struct {
 	asked   map[string][]port.Demand // by who asks
 	states  []State                  // by demand, sorted by text
 	changed []schedule.Signal        // those who want to know of other states
+
+	// reporting is held over a report, so that Drop withdraws what is reported last. It is
+	// locked before mu.
+	reporting sync.Mutex
+	feed      registry.Feed  // nil unless Run has reported
+	reported  []port.Binding // what feed has
 }
 
 // New returns a source without demands. It starts nothing.
@@ -116,6 +122,43 @@ func (s *Source) Ask(who string, list []port.Demand) {
 	}
 	s.wake.Notify()
 }
+
+// Drop replaces what somebody asks for by what of it is in list as well. What is reported and
+// nobody asks for any more is withdrawn when Drop returns.
+func (s *Source) Drop(who string, list []port.Demand) {
+	s.mu.Lock()
+	left := slices.DeleteFunc(slices.Clone(s.asked[who]), func(d port.Demand) bool { return !slices.Contains(list, d) })
+	s.mu.Unlock()
+	s.Ask(who, left)
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
+	if s.feed != nil {
+		s.replace(s.reported)
+	}
+}
+
+// report reports what was found, until Run ends.
+func (s *Source) report(feed registry.Feed, set []port.Binding) {
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
+	s.feed = feed
+	s.replace(set)
+}
+
+// replace reports what of a set is asked for still. s.reporting is held.
+func (s *Source) replace(set []port.Binding) {
+	s.mu.Lock()
+	asked := make(map[string]bool)
+	for _, d := range s.demands() {
+		asked[d.String()] = true
+	}
+	s.mu.Unlock()
+	s.reported = slices.DeleteFunc(slices.Clone(set), func(b port.Binding) bool { return !asked[strings.TrimSuffix(b.Origin.ID, endpoints)] })
+	s.feed.Replace(s.reported)
+}
+
+// endpoints ends the id of the origin that has the endpoints of a Service, behind the demand.
+const endpoints = " endpoints"
 
 // noDirectory is why all demands wait without directories.
 const noDirectory = "no source knows containers or Services: enable docker, containerd or kube (--source)"
@@ -157,6 +200,11 @@ func (s *Source) demands() (list []port.Demand) {
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	var running sync.WaitGroup
 	defer running.Wait()
+	defer func() {
+		s.reporting.Lock()
+		defer s.reporting.Unlock()
+		s.feed, s.reported = nil, nil
+	}()
 	for _, d := range s.o.Directories {
 		changes := d.Watch()
 		running.Go(func() {
@@ -184,7 +232,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	for {
 		began := time.Now()
 		// The whole set: it is small, and what is equal costs the registry little.
-		feed.Replace(s.lookUp())
+		s.report(feed, s.lookUp())
 		if schedule.Sleep(ctx, schedule.Rest(time.Since(began), share)) != nil ||
 			schedule.Wait(ctx, time.Time{}, s.wake) != nil {
 			return context.Cause(ctx)
@@ -295,7 +343,7 @@ func (s *Source) find(d port.Demand) (set []port.Binding, reason string) {
 	}
 	set = []port.Binding{b}
 	if len(f.Targets) > 0 { // rules that deny a pod hold for a Service that leads to it
-		b.Origin.ID += " endpoints"
+		b.Origin.ID += endpoints
 		b.Owner, b.Hints.Targets = port.Owner{}, f.Targets
 		b.Detail = port.NewDetail("endpoints of " + d.String())
 		set = append(set, b)

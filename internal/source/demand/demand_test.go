@@ -237,6 +237,37 @@ func TestFollowsContainer(t *testing.T) {
 	})
 }
 
+// What nobody asks for any more is withdrawn at once, also if it was looked up before that; what
+// somebody else asks for stays.
+func TestDrop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		f.Drop("rules", nil) // nothing runs
+		stop := f.run()
+		f.table.Put("1", container("1", "web", nil, "172.17.0.2"))
+		f.table.Put("2", container("2", "api", nil, "172.17.0.3"))
+		f.Ask("rules", parse(t, "web:80", "api:80"))
+		f.Ask("host", parse(t, "api:80"))
+		const web, api = "web:80/tcp=tcp 172.17.0.2:80>[172.17.0.2:80] web>[172.17.0.2:80]", "api:80/tcp=tcp 172.17.0.3:80>[172.17.0.3:80] api>[172.17.0.3:80]"
+		f.want("both", api+"; "+web, "; ")
+		late := f.lookUp()
+		f.Drop("rules", parse(t, "db:5432"))
+		if got := f.feed.text(); got != api {
+			t.Errorf("at once: reported %q", got)
+		}
+		f.report(&f.feed, late)
+		if got := f.feed.text(); got != api {
+			t.Errorf("after a late report: reported %q", got)
+		}
+		f.want("later", api, "")
+		stop()
+		n := f.feed.reports()
+		if f.Drop("host", nil); f.feed.reports() != n {
+			t.Error("it reports after its end")
+		}
+	})
+}
+
 // Nothing is dialled that is not a container's alone, and what is not certain waits.
 func TestWaits(t *testing.T) {
 	project := func(service string) map[string]string {
