@@ -58,8 +58,8 @@ func (g *guest) dropped(p *publication) bool {
 		if slices.Contains(g.demands.asked, d) {
 			return false
 		}
-		_, until := g.demands.dropped[d]
-		was = was || until || slices.Contains(g.demands.sent, d)
+		_, ending := g.demands.dropped[d]
+		was = was || ending || slices.Contains(g.demands.sent, d)
 	}
 	return was
 }
