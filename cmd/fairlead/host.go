@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/hostinstall"
 	"github.com/fairlead/fairlead/internal/hostpeer"
+	"github.com/fairlead/fairlead/internal/status"
 )
 
 func newHost() *cobra.Command {
@@ -209,7 +211,13 @@ func thisLogon() (hostinstall.Logon, error) {
 	if err != nil {
 		return hostinstall.Logon{}, err
 	}
-	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Home: home, User: user}, nil
+	return hostinstall.Logon{OS: runtime.GOOS, Program: self, Home: home, User: user, Answers: hostAnswers}, nil
+}
+
+// hostAnswers returns whether a host peer answers at the usual control socket.
+func hostAnswers(ctx context.Context) bool {
+	_, err := status.NewClient(config.DefaultHost().Control).List(ctx)
+	return !errors.Is(err, status.ErrNotRunning)
 }
 
 // absolute returns an error if a flag names a file by a relative path: what is installed

@@ -141,6 +141,33 @@ func TestInstallEndsTheTaskThatRuns(t *testing.T) {
 	}
 }
 
+// The Task Scheduler may end conhost alone. What goes on is named: it has the ports, and the
+// control socket.
+func TestHostPeerThatOutlivesItsTask(t *testing.T) {
+	for answers, want := range map[int]string{0: "", 3: "", 1000: "end fairlead.exe in the Task Manager"} {
+		for what, do := range map[string]func(context.Context, System, Logon) error{
+			"/Run":    Install,
+			"/Delete": func(ctx context.Context, s System, l Logon) error { _, err := Uninstall(ctx, s, l); return err },
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				d, l, left := &desk{}, logons["windows"], answers
+				l.Answers = func(context.Context) bool {
+					left--
+					return left >= 0
+				}
+				began := time.Now()
+				err := do(t.Context(), d, l)
+				if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || len(d.ran("schtasks.exe "+what)) != 1 {
+					t.Errorf("%s, answers %d times: %v, %q; want %q", what, answers, err, d.done, want)
+				}
+				if took := time.Since(began); took > time.Minute {
+					t.Errorf("it took %s", took)
+				}
+			})
+		}
+	}
+}
+
 // launchctl bootout returns before the agent of before has ended.
 func TestInstallWaitsForTheLaunchAgentOfBefore(t *testing.T) {
 	for busy, want := range map[int]string{0: "", 3: "", 1000: "it is busy"} {
@@ -186,6 +213,11 @@ func TestTaskKeepsWordsApart(t *testing.T) {
 		User    string `xml:"Principals>Principal>UserId"`
 		Level   string `xml:"Principals>Principal>RunLevel"`
 		Limit   string `xml:"Settings>ExecutionTimeLimit"`
+		Again   string `xml:"Triggers>TimeTrigger>Repetition>Interval"`
+		Until   string `xml:"Triggers>TimeTrigger>Repetition>Duration"`
+		Since   string `xml:"Triggers>TimeTrigger>StartBoundary"`
+		Several string `xml:"Settings>MultipleInstancesPolicy"`
+		Failure string `xml:"Settings>RestartOnFailure>Interval"`
 		Args    string `xml:"Actions>Exec>Arguments"`
 	}
 	if err := xml.Unmarshal([]byte(text), &task); err != nil {
@@ -193,6 +225,10 @@ func TestTaskKeepsWordsApart(t *testing.T) {
 	}
 	if want := `--headless "C:\Program Files\fairlead.exe" host --log-file "C:\a & b\\"`; task.Args != want {
 		t.Errorf("arguments %s, want %s", task.Args, want)
+	}
+	// conhost ends with 0 whatever becomes of fairlead, so the Task Scheduler sees no failure.
+	if task.Again != "PT1M" || task.Until != "" || task.Since != "2000-01-01T00:00:00" || task.Several != "IgnoreNew" || task.Failure != "" {
+		t.Errorf("started again: %+v", task)
 	}
 	if task.User != "S-1-5-21-1" || task.Trigger != task.User || task.Level != "LeastPrivilege" || task.Limit != "PT0S" {
 		t.Errorf("%+v", task)

@@ -30,6 +30,9 @@ type Logon struct {
 	Env     []string // "NAME=VALUE" for the program; on Linux only
 	Home    string   // the user's, absolute
 	User    string   // SID on Windows, user id on macOS, not used on Linux
+	// Answers returns whether a host peer answers at the control socket. Nil is for none:
+	// then nobody is asked. It is used on Windows only.
+	Answers func(ctx context.Context) bool
 }
 
 // System performs the steps of an installation.
@@ -59,12 +62,16 @@ func Install(ctx context.Context, s System, l Logon) error {
 		}
 		// A task that runs ignores /Run, and would keep the program and flags of before.
 		_ = s.Run(ctx, "schtasks.exe", "/End", "/TN", taskName) // it may not be running
+		ended := l.ended(ctx)
 		err := s.Run(ctx, "schtasks.exe", "/Create", "/F", "/TN", taskName, "/XML", file)
 		if rerr := s.Remove(file); rerr != nil {
 			err = errors.Join(err, rerr)
 		}
 		if err == nil {
 			err = s.Run(ctx, "schtasks.exe", "/Run", "/TN", taskName)
+		}
+		if err == nil && ended != nil {
+			err = fmt.Errorf("%w; the new one starts within a minute of that", ended)
 		}
 		return wrap("install", err)
 	case "darwin":
@@ -87,7 +94,7 @@ func Install(ctx context.Context, s System, l Logon) error {
 	return fmt.Errorf("install: %s is not known here: start `fairlead host` by hand", l.OS)
 }
 
-// How long macOS may take to end the launch agent of an earlier installation.
+// How long the system may take to end the host peer of an earlier installation.
 const (
 	endTimeout = 15 * time.Second
 	endPause   = 250 * time.Millisecond // between attempts
@@ -106,6 +113,20 @@ func (l Logon) bootstrap(ctx context.Context, s System) error {
 			return err
 		}
 	}
+}
+
+// ended waits until no host peer answers, and returns an error if one still does. The Task
+// Scheduler ends the process that it started, conhost, and need not end what runs in it.
+func (l Logon) ended(ctx context.Context) error {
+	for deadline := time.Now().Add(endTimeout); l.Answers != nil && l.Answers(ctx); {
+		if time.Now().After(deadline) {
+			return errors.New("a host peer still runs: end fairlead.exe in the Task Manager")
+		}
+		if err := schedule.Sleep(ctx, endPause); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Running reports whether what is installed runs already, so that Install replaces it.
@@ -131,7 +152,14 @@ func Uninstall(ctx context.Context, s System, l Logon) (bool, error) {
 			return false, nil
 		}
 		_ = s.Run(ctx, "schtasks.exe", "/End", "/TN", taskName) // it may not be running
-		return true, wrap("uninstall", s.Run(ctx, "schtasks.exe", "/Delete", "/F", "/TN", taskName))
+		// Its trigger would start it again within the time that ended waits.
+		if err := s.Run(ctx, "schtasks.exe", "/Delete", "/F", "/TN", taskName); err != nil {
+			return true, wrap("uninstall", err)
+		}
+		if err := l.ended(ctx); err != nil {
+			return true, fmt.Errorf("uninstall: the task is removed, but %w", err)
+		}
+		return true, nil
 	case "darwin":
 		_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) // it may not be running
 		return removed(s.Remove(l.plistPath()))
@@ -174,8 +202,10 @@ const (
 // PackagedUnit is the user unit of packages, on Linux.
 const PackagedUnit = "/usr/lib/systemd/user/" + unitName
 
-// task returns the task's definition. conhost --headless runs a console program
-// without a window.
+// task returns the task's definition. conhost --headless runs a console program without a
+// window, and ends with 0 however that ended, so RestartOnFailure would see no failure.
+// Instead the task is to be started each minute, which is ignored while it runs, and while
+// its user is not logged on.
 func (l Logon) task() string {
 	words := []string{"--headless", windowsQuote(l.Program)}
 	for _, a := range l.Args {
@@ -191,6 +221,14 @@ func (l Logon) task() string {
       <Enabled>true</Enabled>
       <UserId>%[1]s</UserId>
     </LogonTrigger>
+    <TimeTrigger>
+      <Repetition>
+        <Interval>PT1M</Interval>
+        <StopAtDurationEnd>false</StopAtDurationEnd>
+      </Repetition>
+      <StartBoundary>2000-01-01T00:00:00</StartBoundary>
+      <Enabled>true</Enabled>
+    </TimeTrigger>
   </Triggers>
   <Principals>
     <Principal id="Author">
@@ -206,10 +244,6 @@ func (l Logon) task() string {
     <StartWhenAvailable>true</StartWhenAvailable>
     <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
     <Priority>5</Priority>
-    <RestartOnFailure>
-      <Interval>PT1M</Interval>
-      <Count>255</Count>
-    </RestartOnFailure>
   </Settings>
   <Actions Context="Author">
     <Exec>
