@@ -40,6 +40,19 @@ func (s *noSystem) Exists(path string) (bool, error) {
 	return !s.absent, nil
 }
 
+// homeOfUser makes a home for asUser, with directories in it for configuration and state.
+func homeOfUser(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("HOME", dir)
+	t.Setenv("XDG_CONFIG_HOME", filepath.Join(dir, "config"))
+	t.Setenv("XDG_STATE_HOME", filepath.Join(dir, "state"))
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o777)); err != nil { //nolint:gosec // another user writes to it
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // asUser calls f as another user than root, whose files are found by the environment.
 func asUser(t *testing.T, f func()) {
 	t.Helper()

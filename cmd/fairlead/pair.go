@@ -87,6 +87,11 @@ func (f *pairFlags) run(c *cobra.Command) error {
 	asked := host.TokenGiven || c.Flags().Changed("guest-file")
 	switch {
 	case f.needless(runtime.GOOS) && !asked:
+		if f.podman == "" { // ssh makes no directory for its socket
+			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+				return fmt.Errorf("pair: %w", err)
+			}
+		}
 		_, err = fmt.Fprintln(c.OutOrStdout(), next)
 		return err
 	case channel == nil:
@@ -197,7 +202,9 @@ func (f *pairFlags) dial(goos, file string) string {
 	windows := goos == "windows"
 	name := cmp.Or(f.guest, f.lima, "vm")
 	socket := filepath.Join(filepath.Dir(file), name+".sock")
-	forward := fmt.Sprintf(`ssh -N -o StreamLocalBindUnlink=yes -L "%s:%s" `, socket, config.DefaultAgent().Link[0].Path)
+	// By the connection that Lima's ssh shares (ControlPath), the forwarding would outlive this
+	// command, and have that one's options.
+	forward := fmt.Sprintf(`ssh -N -o ControlPath=none -o ExitOnForwardFailure=yes -o StreamLocalBindUnlink=yes -L "%s:%s" `, socket, config.DefaultAgent().Link[0].Path)
 	const allow = "A forwarded socket needs no token. If ssh's user is not root, start the agent with --allow-uids and the id of that user."
 	switch {
 	case windows && (f.lima != "" || f.podman != ""):

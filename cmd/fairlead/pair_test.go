@@ -65,18 +65,18 @@ func TestNextStepOfEachChannel(t *testing.T) {
 	}{
 		{pairFlags{ssh: "me@vm", guest: "lab"}, "linux", []string{
 			"Next, for a VM of this machine that has vsock (QEMU: guest-cid=CID): fairlead host install -- --connect lab=vsock://CID:1023",
-			`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/lab.sock:/run/fairlead/link.sock" me@vm`,
+			`Next: ssh -N -o ControlPath=none -o ExitOnForwardFailure=yes -o StreamLocalBindUnlink=yes -L "` + home + `/lab.sock:/run/fairlead/link.sock" me@vm`,
 			`Then: fairlead host install -- --connect "lab=unix://` + home + `/lab.sock"`,
 		}},
 		{pairFlags{ssh: "root@vm", file: "/t/x"}, "linux", []string{
 			"Next, for a VM of this machine that has vsock (QEMU: guest-cid=CID): fairlead host install -- --connect vsock://CID:1023 --link-token /t/x",
 			`Then: fairlead host install -- --connect "unix://` + home + `/vm.sock"`,
 		}},
-		{pairFlags{ssh: "root@vm"}, "darwin", []string{`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/vm.sock:/run/fairlead/link.sock" root@vm`}},
+		{pairFlags{ssh: "root@vm"}, "darwin", []string{`Next: ssh -N -o ControlPath=none -o ExitOnForwardFailure=yes -o StreamLocalBindUnlink=yes -L "` + home + `/vm.sock:/run/fairlead/link.sock" root@vm`}},
 		{pairFlags{ssh: "root@web1", guest: "web1"}, "linux", []string{"A guest that dials out needs none of this: the host that listens for it reads the token when it dials again."}},
 		{pairFlags{ssh: "root@vm"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://ID:1023"}},
 		{pairFlags{lima: "dev"}, "darwin", []string{
-			`Next: ssh -N -o StreamLocalBindUnlink=yes -L "` + home + `/dev.sock:/run/fairlead/link.sock" -F "/home/me/x y/.lima/dev/ssh.config" lima-dev`,
+			`Next: ssh -N -o ControlPath=none -o ExitOnForwardFailure=yes -o StreamLocalBindUnlink=yes -L "` + home + `/dev.sock:/run/fairlead/link.sock" -F "/home/me/x y/.lima/dev/ssh.config" lima-dev`,
 			`Then: fairlead host install -- --connect "unix://` + home + `/dev.sock"`,
 		}},
 		{pairFlags{lima: "dev"}, "windows", []string{"Next: fairlead host install -- --connect hvsock://wsl:1023"}},
@@ -136,18 +136,29 @@ func TestPairOverSSH(t *testing.T) {
 // A link that has no token needs none: where ssh forwards the agent's socket, and for a
 // Podman machine outside WSL, nothing is fetched, and the next step is printed.
 func TestPairFetchesNoTokenThatIsNotUsed(t *testing.T) {
-	t.Setenv("HOME", t.TempDir())
-	for args, want := range map[string]string{
-		"--lima dev":            "Then: fairlead host install -- --connect unix://",
-		"--lima dev --guest me": "me=unix://",
-		"--podman m":            "Next: podman machine ssh --username root m ",
-	} {
-		fakeProgram(t, "limactl", "exit 9")
-		out, stderr, code := execute(t, append([]string{"host", "pair"}, strings.Fields(args)...)...)
-		if code != exitOK || !strings.Contains(out, want) || strings.Contains(out, "stored") {
-			t.Errorf("%s: exit %d, %q, %q; want %q", args, code, out, stderr, want)
+	home := homeOfUser(t)
+	fakeProgram(t, "limactl", "exit 9")
+	asUser(t, func() {
+		for args, want := range map[string]string{
+			"--lima dev":            "Then: fairlead host install -- --connect unix://",
+			"--lima dev --guest me": "me=unix://",
+			"--podman m":            "Next: podman machine ssh --username root m ",
+		} {
+			dir := filepath.Join(home, "state", "fairlead")
+			if err := os.RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+			out, stderr, code := execute(t, append([]string{"host", "pair"}, strings.Fields(args)...)...)
+			if code != exitOK || !strings.Contains(out, want) || strings.Contains(out, "stored") {
+				t.Errorf("%s: exit %d, %q, %q; want %q", args, code, out, stderr, want)
+			}
+			// ssh makes a socket in it, and no directory.
+			fi, err := os.Stat(dir)
+			if forwards := strings.Contains(out, dir+"/"); forwards != (err == nil) || forwards && fi.Mode().Perm() != 0o700 {
+				t.Errorf("%s: the directory of the socket: %v, %v", args, fi, err)
+			}
 		}
-	}
+	})
 	for _, c := range []struct {
 		flags pairFlags
 		goos  string
