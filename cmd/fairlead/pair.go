@@ -82,7 +82,7 @@ func (f *pairFlags) run(c *cobra.Command) error {
 		if err != nil {
 			return fmt.Errorf("pair: %w", err)
 		}
-		next = note + "Next: " + f.install(endpoint)
+		next = note + f.amongOthers("Next: "+f.install(host, endpoint))
 	}
 	asked := host.TokenGiven || c.Flags().Changed("guest-file")
 	switch {
@@ -190,15 +190,23 @@ func (f *pairFlags) next(goos string, host config.Host, file string) string {
 	if slices.Contains(host.Serving.Guests, f.guest) {
 		return f.guest + " dials this host, which reads the token when it dials again.\nNext: fairlead host install"
 	}
-	next := f.dial(goos, file)
+	next := f.amongOthers(f.dial(goos, host, file))
 	if f.guest != "" && (f.ssh != "" || f.from != "") {
 		next += "\nA guest that dials out needs none of this: the host that listens for it reads the token when it dials again."
 	}
 	return next
 }
 
+// amongOthers adds to a next step what it means for other guests.
+func (f *pairFlags) amongOthers(next string) string {
+	if f.guest == "" || !strings.Contains(next, "host install -- --connect") {
+		return next
+	}
+	return next + "\nThat takes the place of an earlier `fairlead host install`: name each other guest by its --connect as well."
+}
+
 // dial is next for a guest that this host dials.
-func (f *pairFlags) dial(goos, file string) string {
+func (f *pairFlags) dial(goos string, host config.Host, file string) string {
 	windows := goos == "windows"
 	name := cmp.Or(f.guest, f.lima, "vm")
 	socket := filepath.Join(filepath.Dir(file), name+".sock")
@@ -208,24 +216,24 @@ func (f *pairFlags) dial(goos, file string) string {
 	const allow = "A forwarded socket needs no token. If ssh's user is not root, start the agent with --allow-uids and the id of that user."
 	switch {
 	case windows && (f.lima != "" || f.podman != ""):
-		return "For a machine in WSL:\nNext: " + f.install("hvsock://wsl:1023") + "\nFor one in Hyper-V: hvsock://ID:1023, with the ID that `(Get-VM NAME).Id` prints in PowerShell."
+		return "For a machine in WSL:\nNext: " + f.install(host, "hvsock://wsl:1023") + "\nFor one in Hyper-V: hvsock://ID:1023, with the ID that `(Get-VM NAME).Id` prints in PowerShell."
 	case windows && f.ssh == "":
-		return "Next: " + f.install("hvsock://wsl:1023")
+		return "Next: " + f.install(host, "hvsock://wsl:1023")
 	case windows:
-		return "Next: " + f.install("hvsock://ID:1023") + "\nID is what `(Get-VM NAME).Id` prints in PowerShell."
+		return "Next: " + f.install(host, "hvsock://ID:1023") + "\nID is what `(Get-VM NAME).Id` prints in PowerShell."
 	case f.podman != "":
 		return "A Podman machine needs no host peer: its gvproxy opens the ports.\nNext: podman machine ssh --username root " + f.podman +
 			" 'fairlead agent install -- --sink gvproxy'"
 	case f.lima != "":
 		return "Lima gives this machine no vsock to the guest: ssh forwards the agent's socket.\n" + allow +
-			"\nNext: " + forward + "-F " + shellWord(limaConfig(f.lima)) + " lima-" + f.lima + "\nThen: " + f.install("unix://"+socket)
+			"\nNext: " + forward + "-F " + shellWord(limaConfig(f.lima)) + " lima-" + f.lima + "\nThen: " + f.install(host, "unix://"+socket)
 	case f.ssh != "" && goos == "darwin":
-		return allow + "\nNext: " + forward + f.ssh + "\nThen: " + f.install("unix://"+socket)
+		return allow + "\nNext: " + forward + f.ssh + "\nThen: " + f.install(host, "unix://"+socket)
 	case f.ssh != "":
-		return "Next, for a VM of this machine that has vsock (QEMU: guest-cid=CID): " + f.install("vsock://CID:1023") +
-			"\nElse ssh forwards the agent's socket. " + allow + "\nNext: " + forward + f.ssh + "\nThen: " + f.install("unix://"+socket)
+		return "Next, for a VM of this machine that has vsock (QEMU: guest-cid=CID): " + f.install(host, "vsock://CID:1023") +
+			"\nElse ssh forwards the agent's socket. " + allow + "\nNext: " + forward + f.ssh + "\nThen: " + f.install(host, "unix://"+socket)
 	}
-	return "Next: " + f.install("vsock://CID:1023") + "\nCID is that of the VM's definition (QEMU: guest-cid=CID)."
+	return "Next: " + f.install(host, "vsock://CID:1023") + "\nCID is that of the VM's definition (QEMU: guest-cid=CID)."
 }
 
 // limaConfig returns the file with ssh's configuration of an instance: that of Lima, or of
@@ -257,10 +265,18 @@ func limaConfig(instance string) string {
 	return filepath.Join(dirs[0], instance, "ssh.config")
 }
 
-// install is the command that connects to the guest, now and at each logon.
-func (f *pairFlags) install(endpoint string) string {
+// install is the command that connects to the guest, now and at each logon. Where host.yaml
+// lists guests, --connect would take the place of that list.
+func (f *pairFlags) install(host config.Host, endpoint string) string {
+	const command = "fairlead host install"
 	if f.guest != "" {
 		endpoint = f.guest + "=" + endpoint
+	}
+	if !slices.Equal(host.Connect, config.DefaultHost().Connect) {
+		if slices.ContainsFunc(host.Connect, func(g config.Guest) bool { return g.String() == endpoint }) {
+			return command
+		}
+		return fmt.Sprintf("have %q under connect in %s, then run: %s", endpoint, host.File(), command)
 	}
 	unix := strings.Contains(endpoint, "unix://")
 	var args []string
@@ -275,9 +291,9 @@ func (f *pairFlags) install(endpoint string) string {
 		args = append(args, "--link-token", shellWord(file))
 	}
 	if len(args) == 0 {
-		return "fairlead host install"
+		return command
 	}
-	return "fairlead host install -- " + strings.Join(args, " ")
+	return command + " -- " + strings.Join(args, " ")
 }
 
 // shellWord quotes what has a space, as a directory of macOS.

@@ -44,7 +44,7 @@ esac`, "dev.token", "Next: fairlead host install -- --connect dev=vsock://7:1023
 		fakeProgram(t, c.program, c.script)
 		out, stderr, code := execute(t, append([]string{"host", "pair", "--link-token", file}, strings.Fields(c.args)...)...)
 		next := strings.Replace(c.next, "\n", " --link-token "+file+"\n", 1)
-		if code != exitOK || !strings.HasPrefix(out, "Token stored in "+file+".\n") || !strings.HasSuffix(out, next) {
+		if code != exitOK || !strings.HasPrefix(out, "Token stored in "+file+".\n") || !strings.Contains(out, next) || !strings.Contains(out, "name each other guest by its --connect as well") {
 			t.Errorf("%s: exit %d, %q, %q; want %q", c.args, code, out, stderr, next)
 		}
 		if b, err := os.ReadFile(file); err != nil || string(b) != token+"\n" {
@@ -93,6 +93,34 @@ func TestNextStepOfEachChannel(t *testing.T) {
 			}
 		}
 	}
+}
+
+// --connect takes the place of the guests that host.yaml lists, so it is not advised there.
+func TestNextStepBesideListedGuests(t *testing.T) {
+	home := homeOfUser(t)
+	dir := filepath.Join(home, "config", "fairlead")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "host.yaml"), []byte("connect: [dev=vsock://3:1023, vsock://9:1023]\n"), 0o644)); err != nil { //nolint:gosec // another user reads it
+		t.Fatal(err)
+	}
+	asUser(t, func() {
+		var none pairFlags
+		host, err := none.host()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, c := range []struct{ guest, endpoint, want string }{
+			{"dev", "vsock://3:1023", "fairlead host install"},
+			{"", "vsock://9:1023", "fairlead host install"},
+			{"build", "vsock://4:1023", `have "build=vsock://4:1023" under connect in ` + dir + "/host.yaml, then run: fairlead host install"},
+			{"", "vsock://CID:1023", `have "vsock://CID:1023" under connect in ` + dir + "/host.yaml, then run: fairlead host install"},
+		} {
+			f := pairFlags{guest: c.guest}
+			if got := f.install(host, c.endpoint); got != c.want {
+				t.Errorf("%+v: %s", c, got)
+			}
+		}
+	})
 }
 
 // ssh's configuration of an instance is where Lima or Colima made it.
