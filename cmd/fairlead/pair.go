@@ -98,6 +98,9 @@ func (f *pairFlags) run(c *cobra.Command) error {
 		err = f.take(c, file)
 	default:
 		err = pair.Fetch(c.Context(), channel, f.guestFile, file)
+		if err != nil && !asked && f.ssh != "" && f.libvirt.Domain == "" {
+			err = fmt.Errorf("%w; where ssh forwards the agent's socket, no token is needed: %s", err, sshDocument)
+		}
 	}
 	if err != nil {
 		return err
@@ -105,6 +108,9 @@ func (f *pairFlags) run(c *cobra.Command) error {
 	_, err = fmt.Fprintf(c.OutOrStdout(), "Token stored in %s.\n%s\n", file, next)
 	return err
 }
+
+// sshDocument is how to connect to a guest by ssh alone.
+const sshDocument = "https://github.com/fairlead/fairlead/blob/main/docs/host.md#ssh"
 
 // host returns the configuration with which `fairlead host` starts on this machine, as far as
 // it matters here: with --link-token no file is read.
@@ -213,7 +219,11 @@ func (f *pairFlags) dial(goos string, host config.Host, file string) string {
 	// By the connection that Lima's ssh shares (ControlPath), the forwarding would outlive this
 	// command, and have that one's options.
 	forward := fmt.Sprintf(`ssh -N -o ControlPath=none -o ExitOnForwardFailure=yes -o StreamLocalBindUnlink=yes -L "%s:%s" `, socket, config.DefaultAgent().Link[0].Path)
-	const allow = "A forwarded socket needs no token. If ssh's user is not root, start the agent with --allow-uids and the id of that user."
+	allow := "A forwarded socket needs no token."
+	if host.TokenGiven && f.file == "" { // with --link-token, install's command has none for a unix link
+		allow = "host.yaml has a linkToken, which counts for a forwarded socket, too: start the agent with --link-token " + f.guestFile + "."
+	}
+	allow += " If ssh's user is not root, start the agent with --allow-uids and the id of that user."
 	switch {
 	case windows && (f.lima != "" || f.podman != ""):
 		return "For a machine in WSL:\nNext: " + f.install(host, "hvsock://wsl:1023") + "\nFor one in Hyper-V: hvsock://ID:1023, with the ID that `(Get-VM NAME).Id` prints in PowerShell."

@@ -161,6 +161,37 @@ func TestPairOverSSH(t *testing.T) {
 	}
 }
 
+// An agent with its default link has no token, and ssh forwards its socket without one.
+func TestPairOverSSHWithoutAToken(t *testing.T) {
+	homeOfUser(t)
+	fakeProgram(t, "ssh", "echo cat: no such file >&2; exit 1")
+	asUser(t, func() {
+		if _, stderr, code := execute(t, "host", "pair", "--ssh", "root@vm"); code == exitOK || !strings.Contains(stderr, "docs/host.md#ssh") {
+			t.Errorf("exit %d, %q", code, stderr)
+		}
+		if _, stderr, code := execute(t, "host", "pair", "--ssh", "root@vm", "--guest-file", "/x"); code == exitOK || strings.Contains(stderr, "docs/host.md#ssh") {
+			t.Errorf("asked for: exit %d, %q", code, stderr)
+		}
+	})
+	text, err := os.ReadFile("../../docs/host.md")
+	if err != nil || !strings.Contains(string(text), "\n### ssh\n") {
+		t.Errorf("the chapter that is named: %v", err)
+	}
+}
+
+// With linkToken in host.yaml the host wants a token on unix links, too.
+func TestNextStepWithATokenForAllLinks(t *testing.T) {
+	host := config.DefaultHost()
+	f := pairFlags{lima: "dev", guestFile: "/var/lib/fairlead/token"}
+	if next := f.next("darwin", host, "/x/token"); !strings.Contains(next, "needs no token") {
+		t.Error(next)
+	}
+	host.TokenGiven = true
+	if next := f.next("darwin", host, "/x/token"); strings.Contains(next, "needs no token") || !strings.Contains(next, "start the agent with --link-token /var/lib/fairlead/token.") {
+		t.Error(next)
+	}
+}
+
 // A link that has no token needs none: where ssh forwards the agent's socket, and for a
 // Podman machine outside WSL, nothing is fetched, and the next step is printed.
 func TestPairFetchesNoTokenThatIsNotUsed(t *testing.T) {
