@@ -35,7 +35,7 @@ func TestCheckRefusesWhatDoesNotStart(t *testing.T) {
 		want     string // part of the error; empty for none
 	}{
 		{nil, false, ""},
-		{[]string{"--connect", "vsock://3:1023"}, false, "fairlead host pair"},
+		{[]string{"--connect", "vsock://3:1023"}, false, " with --libvirt, --ssh or another flag"},
 		{[]string{"--metrics-addr", "127.0.0.1:0", "--web-addr", "127.0.0.1:0"}, false, ""},
 		{[]string{"--metrics-addr", busy.Addr().String()}, false, "choose another --metrics-addr"},
 		{[]string{"--metrics-addr", busy.Addr().String()}, true, ""},

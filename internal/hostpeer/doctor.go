@@ -34,7 +34,11 @@ func PairHint(cfg *config.Host, g config.Guest) string {
 	if initial := config.DefaultHost(); cfg.TokenFile(g) != initial.TokenFileFor(g.Name) {
 		command += " --link-token " + cfg.TokenFile(g)
 	}
-	return "fetch it from the guest: `" + command + "`"
+	where := ""
+	if runtime.GOOS != "windows" { // where it is WSL
+		where = " with --libvirt, --ssh or another flag that says where the guest is"
+	}
+	return "fetch it from the guest: `" + command + "`" + where
 }
 
 // Facts collects what doctor judges about this host, of the host peer at the control

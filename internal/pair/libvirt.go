@@ -40,7 +40,7 @@ func (l Libvirt) run(ctx context.Context, remedy, command string, args ...string
 // CID returns the vsock address of a domain, and whether libvirt chooses it anew at each
 // start.
 func (l Libvirt) CID(ctx context.Context) (cid uint32, auto bool, err error) {
-	out, err := l.run(ctx, "which domains there are: `virsh list --all`, perhaps with --libvirt-uri qemu:///system", "dumpxml")
+	out, err := l.run(ctx, "a user's virsh does not see the system's domains: add --libvirt-uri qemu:///system for one of these (`virsh -c qemu:///system list --all`)", "dumpxml")
 	if err != nil {
 		return 0, false, err
 	}

@@ -279,7 +279,7 @@ func TestAddressOfADomain(t *testing.T) {
 		}
 	}
 	fake(t, "virsh", answer{err: "error: failed to get domain 'dev'\n", code: 1})
-	if _, _, err := (Libvirt{Domain: "dev"}).CID(t.Context()); err == nil || !strings.Contains(err.Error(), "--libvirt-uri") {
+	if _, _, err := (Libvirt{Domain: "dev"}).CID(t.Context()); err == nil || !strings.Contains(err.Error(), "add --libvirt-uri qemu:///system") {
 		t.Errorf("no such domain: %v", err)
 	}
 }
