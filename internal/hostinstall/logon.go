@@ -100,13 +100,15 @@ const (
 	endPause   = 250 * time.Millisecond // between attempts
 )
 
-// bootstrap starts the launch agent in place of one that runs. launchctl bootout returns
-// before that one has ended, and until then bootstrap fails.
+// bootstrap starts the launch agent in place of one that is there. launchctl bootout returns
+// before that one has ended, with or without an error (36, "Operation now in progress"), and
+// until then bootstrap fails.
 func (l Logon) bootstrap(ctx context.Context, s System) error {
-	ran := s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label) == nil
+	there := Running(ctx, s, l)
+	_ = s.Run(ctx, "launchctl", "bootout", "gui/"+l.User+"/"+label)
 	for deadline := time.Now().Add(endTimeout); ; {
 		err := s.Run(ctx, "launchctl", "bootstrap", "gui/"+l.User, l.plistPath())
-		if err == nil || !ran || time.Now().After(deadline) {
+		if err == nil || !there || time.Now().After(deadline) {
 			return err
 		}
 		if cerr := schedule.Sleep(ctx, endPause); cerr != nil {
