@@ -141,7 +141,7 @@ func newUninstall(s hostinstall.System) *cobra.Command {
 			done := "Uninstalled. Configuration and token were kept."
 			if !found {
 				done = "Nothing to uninstall: `fairlead host install` installed nothing for this user."
-				if there, _ := s.Exists(hostinstall.PackagedUnit); there {
+				if _, err := s.ReadFile(hostinstall.PackagedUnit); err == nil {
 					done += "\nThe unit of the package stays as it is: `systemctl --user disable --now fairlead-host` stops it."
 				}
 			}

@@ -33,11 +33,15 @@ func (s *noSystem) Remove(path string) error {
 	return nil
 }
 
-func (s *noSystem) Exists(path string) (bool, error) {
+func (s *noSystem) ReadFile(path string) ([]byte, error) {
+	there := !s.absent
 	if strings.HasPrefix(path, "/usr/lib/") {
-		return s.packed, nil
+		there = s.packed
 	}
-	return !s.absent, nil
+	if !there {
+		return nil, fs.ErrNotExist
+	}
+	return []byte("# Written by `fairlead host install`; `fairlead host uninstall` removes it.\n"), nil
 }
 
 // homeOfUser makes a home for asUser, with directories in it for configuration and state.

@@ -64,9 +64,12 @@ func (d *desk) Remove(name string) error {
 	return nil
 }
 
-func (d *desk) Exists(name string) (bool, error) {
-	_, ok := d.files[name]
-	return ok, nil
+func (d *desk) ReadFile(name string) ([]byte, error) {
+	b, ok := d.files[name]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return b, nil
 }
 
 var logons = map[string]Logon{
@@ -192,6 +195,22 @@ func TestInstallWaitsForTheLaunchAgentOfBefore(t *testing.T) {
 	}
 }
 
+// `systemctl --user edit --full` of a package's unit makes a file where ours would be.
+func TestUnitOfTheUserStays(t *testing.T) {
+	l := logons["linux"]
+	d := &desk{files: map[string][]byte{l.unitPath(): []byte("[Service]\n")}}
+	err := Install(t.Context(), d, l)
+	found, uerr := Uninstall(t.Context(), d, l)
+	for _, err := range []error{err, uerr} {
+		if err == nil || !strings.Contains(err.Error(), l.unitPath()+" was not written by") {
+			t.Error(err)
+		}
+	}
+	if found || len(d.done) > 0 {
+		t.Errorf("found %v, did %q", found, d.done)
+	}
+}
+
 // The unit stays, so the error names it and how to go on.
 func TestInstallAdvisesAfterAFailedSystemctl(t *testing.T) {
 	l := logons["linux"]
@@ -305,14 +324,14 @@ func TestMachineWritesAndRemoves(t *testing.T) {
 	if err := m.WriteFile(name, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	if there, err := m.Exists(name); !there || err != nil {
-		t.Errorf("%v, %v", there, err)
+	if b, err := m.ReadFile(name); string(b) != "x" || err != nil {
+		t.Errorf("%q, %v", b, err)
 	}
 	if err := m.Remove(name); err != nil {
 		t.Error(err)
 	}
-	if there, err := m.Exists(name); there || err != nil {
-		t.Errorf("removed: %v, %v", there, err)
+	if _, err := m.ReadFile(name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("removed: %v", err)
 	}
 	if found, err := removed(m.Remove(name)); found || err != nil {
 		t.Errorf("%v, %v", found, err)

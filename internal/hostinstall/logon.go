@@ -43,8 +43,8 @@ type System interface {
 	WriteFile(path string, data []byte) error
 	// Remove removes a file; fs.ErrNotExist if it is not there.
 	Remove(path string) error
-	// Exists returns whether a file is there.
-	Exists(path string) (bool, error)
+	// ReadFile reads a file; fs.ErrNotExist if it is not there.
+	ReadFile(path string) ([]byte, error)
 }
 
 // Install starts the host peer now and at each logon. It replaces an existing
@@ -80,6 +80,9 @@ func Install(ctx context.Context, s System, l Logon) error {
 		}
 		return wrap("install", l.bootstrap(ctx, s))
 	case "linux":
+		if err := l.ours(s); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("install: %w: remove it first", err)
+		}
 		if err := s.WriteFile(l.unitPath(), []byte(l.unit())); err != nil {
 			return fmt.Errorf("install: %w", err)
 		}
@@ -167,8 +170,12 @@ func Uninstall(ctx context.Context, s System, l Logon) (bool, error) {
 		return removed(s.Remove(l.plistPath()))
 	case "linux":
 		// The name may also be that of a package's unit, which stays as it is.
-		if there, err := s.Exists(l.unitPath()); !there || err != nil {
-			return false, wrap("uninstall", err)
+		err := l.ours(s)
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("uninstall: %w, and stays: `systemctl --user disable --now fairlead-host` stops it", err)
 		}
 		_ = s.Run(ctx, "systemctl", "--user", "disable", "--now", unitName) // there may be no user bus
 		found, err := removed(s.Remove(l.unitPath()))
@@ -323,6 +330,16 @@ func (l Logon) unitPath() string { return path.Join(l.Home, ".config/systemd/use
 // unitMarker is the first line of the unit.
 const unitMarker = "# Written by `fairlead host install`; `fairlead host uninstall` removes it."
 
+// ours returns an error about a unit that Install did not write, as `systemctl --user edit
+// --full` makes one; fs.ErrNotExist if there is none.
+func (l Logon) ours(s System) error {
+	b, err := s.ReadFile(l.unitPath())
+	if err == nil && !bytes.Contains(b, []byte(unitMarker)) {
+		err = fmt.Errorf("%s was not written by `fairlead host install`", l.unitPath())
+	}
+	return err
+}
+
 // unit returns the user unit: that of packages, with this program and its flags.
 func (l Logon) unit() string {
 	words := make([]string, 0, len(l.Args)+1)
@@ -385,11 +402,5 @@ func (Machine) WriteFile(name string, data []byte) error {
 // Remove implements System.
 func (Machine) Remove(name string) error { return os.Remove(name) }
 
-// Exists implements System.
-func (Machine) Exists(name string) (bool, error) {
-	_, err := os.Lstat(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
+// ReadFile implements System.
+func (Machine) ReadFile(name string) ([]byte, error) { return os.ReadFile(name) }
