@@ -224,6 +224,25 @@ func TestInstallAdvisesAfterAFailedSystemctl(t *testing.T) {
 	}
 }
 
+// By su, sudo or cron there is no user bus: nobody stops what runs, and nothing may be left
+// that starts it again.
+func TestUninstallWithoutAUserBus(t *testing.T) {
+	d, l := &desk{}, logons["linux"]
+	if err := Install(t.Context(), d, l); err != nil {
+		t.Fatal(err)
+	}
+	d.done, d.fails = nil, map[string]bool{"systemctl": true}
+	found, err := Uninstall(t.Context(), d, l)
+	for _, want := range []string{"it failed", "log in as this user", "`systemctl --user stop fairlead-host.service`"} {
+		if !found || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, %v, want %q", found, err, want)
+		}
+	}
+	if want := []string{"remove " + l.unitPath(), "remove " + l.wantPath()}; !slices.Equal(d.ran("remove"), want) {
+		t.Errorf("did %q, want %q", d.done, want)
+	}
+}
+
 func TestTaskKeepsWordsApart(t *testing.T) {
 	b := toUTF16(logons["windows"].task())
 	units := make([]uint16, 0, len(b)/2)

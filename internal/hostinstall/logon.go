@@ -177,12 +177,19 @@ func Uninstall(ctx context.Context, s System, l Logon) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("uninstall: %w, and stays: `systemctl --user disable --now fairlead-host` stops it", err)
 		}
-		_ = s.Run(ctx, "systemctl", "--user", "disable", "--now", unitName) // there may be no user bus
+		stopped := s.Run(ctx, "systemctl", "--user", "disable", "--now", unitName)
 		found, err := removed(s.Remove(l.unitPath()))
 		if !found || err != nil {
 			return found, err
 		}
-		return true, wrap("uninstall", s.Run(ctx, "systemctl", "--user", "daemon-reload"))
+		if stopped == nil {
+			return true, wrap("uninstall", s.Run(ctx, "systemctl", "--user", "daemon-reload"))
+		}
+		if _, err := removed(s.Remove(l.wantPath())); err != nil {
+			return true, err
+		}
+		return true, fmt.Errorf("uninstall: %w; %s was removed, but a host peer that runs goes on: without a user bus, log in as this user "+
+			"(su and sudo start none), then run `systemctl --user stop %s`", stopped, l.unitPath(), unitName)
 	}
 	return false, fmt.Errorf("uninstall: %s is not known here", l.OS)
 }
@@ -326,6 +333,11 @@ func (l Logon) plist() string {
 }
 
 func (l Logon) unitPath() string { return path.Join(l.Home, ".config/systemd/user", unitName) }
+
+// wantPath is the link by which the unit starts at logon, which systemctl makes and removes.
+func (l Logon) wantPath() string {
+	return path.Join(l.Home, ".config/systemd/user/default.target.wants", unitName)
+}
 
 // unitMarker is the first line of the unit.
 const unitMarker = "# Written by `fairlead host install`; `fairlead host uninstall` removes it."
