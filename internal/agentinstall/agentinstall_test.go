@@ -313,8 +313,30 @@ func TestWithoutCommandKeepsEdits(t *testing.T) {
 		{"command in a later section", marker + "\n" + boot + network + command, boot + network + command},
 		{"two markers", marker + "\n" + marker + "\n" + boot + command, ""},
 	} {
-		if got, _ := withoutCommand(tt.text); got != tt.want {
-			t.Errorf("%s: got\n%s\nwant\n%s", tt.name, got, tt.want)
+		if got, _, err := withoutCommand(tt.text); got != tt.want || err != nil {
+			t.Errorf("%s: %v, got\n%s\nwant\n%s", tt.name, err, got, tt.want)
+		}
+	}
+}
+
+// There can be one boot command, so what else starts with WSL is added to it.
+func TestBootCommandOfTheUserStays(t *testing.T) {
+	const agent = program + " agent --sink=auto </dev/null >>/var/log/fairlead.log 2>&1 &"
+	for _, command := range []string{
+		"service docker start; " + agent, "service docker start & " + agent, agent + " service docker start",
+		program + " agent; service docker start", "sh -c '" + agent + "'",
+	} {
+		m := newMachine(t, map[string]string{"proc/sys/kernel/osrelease": wslRelease, wslFile: marker + "\n[boot]\ncommand = " + command + "\n"})
+		before := m.files(t)
+		_, ierr := Install(t.Context(), m.options("--sink=auto"))
+		_, uerr := Uninstall(t.Context(), m.options())
+		for _, err := range []error{ierr, uerr} {
+			if err == nil || !strings.Contains(err.Error(), "more than fairlead in its boot command") {
+				t.Errorf("%s: %v", command, err)
+			}
+		}
+		if after := m.files(t); !maps.Equal(after, before) {
+			t.Errorf("%s: changed to %v", command, after)
 		}
 	}
 }

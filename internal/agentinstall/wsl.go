@@ -25,7 +25,10 @@ func (o Options) boot() error {
 	if err != nil {
 		return err
 	}
-	rest, _ := withoutCommand(text)
+	rest, _, err := withoutCommand(text)
+	if err != nil {
+		return err
+	}
 	if text, err = withCommand(rest, command); err != nil {
 		return err
 	}
@@ -35,7 +38,10 @@ func (o Options) boot() error {
 // unboot undoes boot in a wsl.conf with this text, and ends the agent that runs by it.
 func (o Options) unboot(ctx context.Context, text string) (r Removed, err error) {
 	r.Found = true
-	rest, command := withoutCommand(text)
+	rest, command, err := withoutCommand(text)
+	if err != nil {
+		return r, err
+	}
 	if rest == "" {
 		err = os.Remove(o.path(wslFile))
 	} else {
@@ -58,18 +64,29 @@ func (o Options) unboot(ctx context.Context, text string) (r Removed, err error)
 
 // started returns the program that a line of wsl.conf starts, and its flags after "agent".
 func started(command string) (program string, flags []string) {
-	_, value, _ := strings.Cut(command, "=")
-	words := strings.Fields(value)
+	words, _ := parts(command)
 	if len(words) == 0 {
 		return "", nil
 	}
-	for _, w := range words[min(2, len(words)):] { // to the redirections of the shell
+	return words[0], words[min(2, len(words)):]
+}
+
+// parts returns the words of a line's command, and what the shell is to do with them.
+func parts(line string) (words []string, shell string) {
+	_, value, _ := strings.Cut(line, "=")
+	words = strings.Fields(value)
+	for i, w := range words {
 		if strings.ContainsFunc(w, func(r rune) bool { return !plain(r) }) {
-			break
+			return words[:i], strings.Join(words[i:], " ")
 		}
-		flags = append(flags, w)
 	}
-	return words[0], flags
+	return words, ""
+}
+
+// ours returns whether a line of wsl.conf is as command makes it, and nothing was added.
+func ours(line string) bool {
+	words, shell := parts(line)
+	return len(words) > 1 && words[1] == "agent" && strings.HasSuffix(strings.TrimSpace(deploy.WSLConf), shell)
 }
 
 // command returns the line of wsl.conf.
@@ -123,8 +140,9 @@ func withCommand(text, command string) (string, error) {
 }
 
 // withoutCommand removes what withCommand added, and returns the rest and the line of the
-// command. If the command was edited away, it removes the marker alone.
-func withoutCommand(text string) (rest, command string) {
+// command. If the command was edited away, it removes the marker alone. It is an error if
+// something was added to the command.
+func withoutCommand(text string) (rest, command string, err error) {
 	lines := slices.Collect(strings.Lines(text))
 	for i := 0; i < len(lines); {
 		if strings.TrimSpace(lines[i]) != marker {
@@ -142,19 +160,24 @@ func withoutCommand(text string) (rest, command string) {
 			continue
 		}
 		command = lines[at]
+		if !ours(command) {
+			_, value, _ := strings.Cut(command, "=")
+			return "", "", fmt.Errorf("/%s has more than fairlead in its boot command, %q: edit it by hand, and remove the line %q", wslFile, strings.TrimSpace(value), marker)
+		}
 		lines = slices.Delete(lines, at, at+1)
 		if boot && sectionEnds(lines[first:]) {
 			lines = slices.Delete(lines, i, i+1)
 		}
 	}
-	return strings.Join(lines, ""), command
+	return strings.Join(lines, ""), command, nil
 }
 
 // agentCommand returns the index of the command that starts the agent, from first to the
 // end of the section: settings may have been added above it. It is -1 if there is none.
 func agentCommand(lines []string, first int) int {
 	for i := first; i < len(lines) && !strings.HasPrefix(strings.TrimSpace(lines[i]), "["); i++ {
-		if isCommand(lines[i]) && slices.Contains(strings.Fields(lines[i]), "agent") {
+		words := strings.FieldsFunc(lines[i], func(r rune) bool { return !plain(r) }) // "agent;" as well
+		if isCommand(lines[i]) && slices.Contains(words, "agent") {
 			return i
 		}
 	}
