@@ -36,6 +36,7 @@ func script(t *testing.T, root, name, fails string, args ...string) string {
 		text = strings.ReplaceAll(text, " "+dir, " "+root+dir)
 		text = strings.ReplaceAll(text, "="+dir, "="+root+dir)
 	}
+	text = strings.ReplaceAll(text, "\t/usr/bin/", "\t"+root+"/usr/bin/")
 	cmd := exec.Command("sh", append([]string{"-c", text, name}, args...)...)
 	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
@@ -65,6 +66,46 @@ func TestPackageIsInstalledWhereTheAgentFails(t *testing.T) {
 		script(t, t.TempDir(), name, "daemon-reload", "configure")
 	}
 	script(t, t.TempDir(), "rpm/postinstall.sh", "daemon-reload", "1")
+}
+
+// Where systemd does not run, as in WSL, `agent install` has a package's program started. The
+// boot command would go on starting it after it has gone.
+func TestPackageRemovesTheBootCommand(t *testing.T) {
+	const boot, service = "etc/wsl.conf", "etc/init.d/fairlead-agent"
+	for _, tt := range []struct {
+		file, text string
+		removes    bool
+	}{
+		{boot, "# Written by\n[boot]\ncommand = /usr/bin/fairlead agent --sink=auto </dev/null &\n", true},
+		{boot, "[boot]\ncommand = /usr/local/bin/fairlead agent </dev/null &\n", false},
+		{boot, "[boot]\n", false},
+		{service, "#!/sbin/openrc-run\ncommand='/usr/bin/fairlead'\n", true},
+		{service, "#!/sbin/openrc-run\ncommand=/usr/local/bin/fairlead\n", false},
+		{"etc/other", "", false},
+	} {
+		for _, call := range []struct {
+			script, arg string
+			removal     bool // not an upgrade
+		}{
+			{"deb/preremove.sh", "remove", true},
+			{"deb/preremove.sh", "upgrade", false},
+			{"rpm/preremove.sh", "0", true},
+			{"rpm/preremove.sh", "1", false},
+			{"apk/preremove.sh", "1.2.3", tt.file != service}, // that is its own
+		} {
+			root := t.TempDir()
+			for path, text := range map[string]string{tt.file: tt.text, "usr/bin/fairlead": "#!/bin/sh\necho \"fairlead $*\"\n"} {
+				path = filepath.Join(root, path)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)); err != nil { //nolint:gosec // as there
+					t.Fatal(err)
+				}
+			}
+			out := script(t, root, call.script, "none", call.arg)
+			if want := tt.removes && call.removal; strings.Contains(out, "fairlead agent uninstall\n") != want {
+				t.Errorf("%s %s with %q: %q; want it uninstalled: %v", call.script, call.arg, tt.text, out, want)
+			}
+		}
+	}
 }
 
 // What an archive left is before what the package has: in /etc/systemd, and in the PATH.
