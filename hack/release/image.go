@@ -15,6 +15,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
+// imageName is that of deploy/kubernetes, which no registry has: a node to which nobody brought
+// the image does not get one of somebody else.
+const imageName = "fairlead.invalid/fairlead"
+
 // image makes a container image of nothing but the program, in the form that
 // `docker load`, `podman load` and `ctr image import` read.
 func (r *release) image(s system, program string) error {
@@ -42,7 +46,7 @@ func (r *release) image(s system, program string) error {
 	if err != nil {
 		return err
 	}
-	tag, err := name.NewTag("fairlead/fairlead:" + r.version)
+	tag, err := name.NewTag(imageName + ":" + r.version)
 	if err != nil {
 		return err
 	}

@@ -40,6 +40,10 @@ func TestImageIsMinimalAndReproducible(t *testing.T) {
 	if _, two := build(); !bytes.Equal(one, two) {
 		t.Error("two builds differ")
 	}
+	list, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(path) })
+	if err != nil || len(list) != 1 || !slices.Equal(list[0].RepoTags, []string{"fairlead.invalid/fairlead:v1.2.3"}) {
+		t.Errorf("tags of the archive: %+v, %v", list, err)
+	}
 	img, err := tarball.ImageFromPath(path, nil)
 	if err != nil {
 		t.Fatal(err)

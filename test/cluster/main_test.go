@@ -26,9 +26,8 @@ import (
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
-// Names of the release's image: two versions, as an upgrade needs.
+// Tags of the release's image: two versions, as an upgrade needs.
 const (
-	image      = "docker.io/fairlead/fairlead"
 	version    = "v0.0.1-test"
 	newVersion = "v0.0.2-test"
 )

@@ -76,7 +76,7 @@ func overlay(t *testing.T, base, tag string, patches ...string) string {
 	}
 	k := map[string]any{
 		"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": []string{rel},
-		"images": []map[string]string{{"name": "fairlead.invalid/fairlead", "newName": image, "newTag": tag}},
+		"images": []map[string]string{{"name": "fairlead.invalid/fairlead", "newTag": tag}},
 	}
 	var list []map[string]any
 	for _, p := range patches {

@@ -133,6 +133,10 @@ func TestImageOfTheManifestsIsReplaced(t *testing.T) {
 	if len(image) != 1 || !strings.HasPrefix(image[0][1], "fairlead.invalid/") {
 		t.Fatalf("images %q, want one of fairlead.invalid", image)
 	}
+	// Nodes to which the archive of the image was brought have it by that name.
+	if !strings.Contains(read("hack/release/image.go"), `"`+image[0][1]+`"`) {
+		t.Errorf("the archive of the image is not tagged %s", image[0][1])
+	}
 	for _, name := range []string{"deploy/kubernetes/kustomization.yaml", "docs/kubernetes.md", "test/cluster/scene_test.go"} {
 		shown := regexp.MustCompile(`\bname"?: "?([\w.-]+/[\w./-]+)`).FindAllStringSubmatch(read(name), -1)
 		if len(shown) != 1 || shown[0][1] != image[0][1] {
