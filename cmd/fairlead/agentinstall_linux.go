@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -26,12 +27,12 @@ func newAgentInstall() *cobra.Command {
 		Example: "  fairlead agent install -- --link vsock://:1023",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			o, err := atBoot(args)
+			o, missing, err := atBoot(args)
 			if err != nil {
 				return err
 			}
 			init, err := agentinstall.Install(c.Context(), o)
-			return report(c.OutOrStdout(), agentInstalled(init, o.Program), err)
+			return report(c.OutOrStdout(), agentInstalled(init, o.Program)+missing.note(), err)
 		},
 	}
 }
@@ -95,8 +96,9 @@ func agentInstalled(init agentinstall.Init, program string) string {
 	return fmt.Sprintf("Installed: %s runs %s. Leave it where it is.\nLog: %s\nNext: fairlead doctor", program, now, log)
 }
 
-// atBoot describes this program with flags for "agent", which it validates.
-func atBoot(args []string) (agentinstall.Options, error) {
+// atBoot describes this program with flags for "agent", which it validates, and returns the
+// variables that it will not have.
+func atBoot(args []string) (agentinstall.Options, unseen, error) {
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	var file string
 	agentFlags(fs, &file, new(config.Agent))
@@ -107,15 +109,22 @@ func atBoot(args []string) (agentinstall.Options, error) {
 	if err == nil {
 		err = absolute(fs)
 	}
+	var missing unseen
+	var cfg config.Agent
 	if err == nil {
-		_, err = config.LoadAgent(file, fs, func(string) (string, bool) { return "", false })
+		cfg, err = config.LoadAgent(file, fs, missing.lookup)
 	}
 	if err != nil {
-		return agentinstall.Options{}, usageError{fmt.Errorf("for `fairlead agent`: %w", flagError(err))}
+		return agentinstall.Options{}, nil, usageError{fmt.Errorf("for `fairlead agent`: %w", flagError(err))}
+	}
+	if slices.ContainsFunc(cfg.Link, func(e config.Endpoint) bool { return e.Server != "" }) { // it dials out
+		for _, name := range []string{"HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"} {
+			missing.lookup(name)
+		}
 	}
 	if os.Geteuid() != 0 {
-		return agentinstall.Options{}, fmt.Errorf("install: %w", errNotRoot)
+		return agentinstall.Options{}, missing, fmt.Errorf("install: %w", errNotRoot)
 	}
 	self, err := os.Executable()
-	return agentinstall.Options{Root: "/", Program: self, Args: append([]string{"agent"}, args...), Run: hostinstall.Machine{}.Run, Control: controlOf}, err
+	return agentinstall.Options{Root: "/", Program: self, Args: append([]string{"agent"}, args...), Run: hostinstall.Machine{}.Run, Control: controlOf}, missing, err
 }

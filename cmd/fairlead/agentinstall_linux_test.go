@@ -26,6 +26,47 @@ func TestAgentUninstalledSaysWhatRuns(t *testing.T) {
 	}
 }
 
+// What starts at boot has none of the shell's variables, which are named if they count.
+func TestVariablesThatAreLostAtBoot(t *testing.T) {
+	for _, name := range []string{"FAIRLEAD_BIND", "FAIRLEAD_LINK_PIN", "FAIRLEAD_CLIENT_CONTROL", "CATTLE_SERVER", "CATTLE_NODE_NAME", "HTTPS_PROXY", "https_proxy"} {
+		t.Setenv(name, "")
+	}
+	none := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(none, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ variable, link, want string }{
+		{"", "wss://hub.example", ""},
+		{"FAIRLEAD_LINK_PIN", "vsock://:1023", "FAIRLEAD_LINK_PIN"},
+		{"FAIRLEAD_CLIENT_CONTROL", "vsock://:1023", ""},
+		{"CATTLE_SERVER", "vsock://:1023", "CATTLE_SERVER"},
+		{"CATTLE_NODE_NAME", "vsock://:1023", ""},
+		{"HTTPS_PROXY", "vsock://:1023", ""},
+		{"HTTPS_PROXY", "wss://hub.example", "HTTPS_PROXY"},
+	} {
+		if tt.variable != "" {
+			t.Setenv(tt.variable, "x")
+		}
+		_, lost, err := atBoot([]string{"--config", none, "--link", tt.link})
+		if err != nil && !errors.Is(err, errNotRoot) {
+			t.Fatal(err)
+		}
+		if got := strings.Join(lost, " "); got != tt.want || (lost.note() == "") != (tt.want == "") || !strings.Contains(lost.note(), tt.want) {
+			t.Errorf("%s, %s: lost %q, %q; want %q", tt.variable, tt.link, got, lost.note(), tt.want)
+		}
+		if tt.variable != "" {
+			t.Setenv(tt.variable, "")
+		}
+	}
+	homeOfUser(t)
+	t.Setenv("FAIRLEAD_BIND", "all")
+	asUser(t, func() {
+		if _, _, lost, err := logon(nil); err != nil || strings.Join(lost, " ") != "FAIRLEAD_BIND" {
+			t.Errorf("of the host: %q, %v", lost, err)
+		}
+	})
+}
+
 // The control socket is that of the agent that was installed, also where its configuration
 // has a mistake now.
 func TestControlOfAnInstalledAgent(t *testing.T) {

@@ -101,14 +101,14 @@ func newInstall() *cobra.Command {
 		Example: "  fairlead host install -- --connect vsock://3:1023",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			l, cfg, err := logon(args)
+			l, cfg, missing, err := logon(args)
 			if err != nil {
 				return err
 			}
 			if err := startable(c.Context(), cfg, hostinstall.Running(c.Context(), hostinstall.Machine{}, l)); err != nil {
 				return fmt.Errorf("install: %w", err)
 			}
-			return report(c.OutOrStdout(), installed(l, cfg), hostinstall.Install(c.Context(), hostinstall.Machine{}, l))
+			return report(c.OutOrStdout(), installed(l, cfg)+missing.note(), hostinstall.Install(c.Context(), hostinstall.Machine{}, l))
 		},
 	}
 }
@@ -166,8 +166,9 @@ func report(w io.Writer, done string, err error) error {
 	return err
 }
 
-// logon describes this program with flags for "host", which it validates.
-func logon(args []string) (hostinstall.Logon, config.Host, error) {
+// logon describes this program with flags for "host", which it validates, and returns the
+// variables that it will not have.
+func logon(args []string) (hostinstall.Logon, config.Host, unseen, error) {
 	fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
 	var file string
 	var flags config.Host
@@ -179,22 +180,23 @@ func logon(args []string) (hostinstall.Logon, config.Host, error) {
 	if err == nil {
 		err = absolute(fs)
 	}
+	var missing unseen
 	var cfg config.Host
 	if err == nil {
-		cfg, err = config.LoadHost(file, fs, func(string) (string, bool) { return "", false })
+		cfg, err = config.LoadHost(file, fs, missing.lookup)
 	}
 	if err != nil {
-		return hostinstall.Logon{}, config.Host{}, usageError{fmt.Errorf("for `fairlead host`: %w", flagError(err))}
+		return hostinstall.Logon{}, config.Host{}, nil, usageError{fmt.Errorf("for `fairlead host`: %w", flagError(err))}
 	}
 	l, err := thisLogon()
 	if err != nil {
-		return hostinstall.Logon{}, config.Host{}, err
+		return hostinstall.Logon{}, config.Host{}, nil, err
 	}
 	l.Args, l.Env = append([]string{"host"}, args...), directories()
 	if cfg.LogFile == "" && runtime.GOOS != "linux" { // on Linux the journal has it
 		l.Args = append(l.Args, "--log-file", filepath.Join(filepath.Dir(config.DefaultHostFile()), "host.log"))
 	}
-	return l, cfg, nil
+	return l, cfg, missing, nil
 }
 
 // thisLogon describes this program and its user, without what it runs with.

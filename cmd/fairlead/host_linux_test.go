@@ -87,7 +87,7 @@ func TestHostUninstallWithAMistakeInTheConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	asUser(t, func() {
-		if _, _, err := logon(nil); err == nil || !strings.Contains(err.Error(), "host.yaml:1:1") {
+		if _, _, _, err := logon(nil); err == nil || !strings.Contains(err.Error(), "host.yaml:1:1") {
 			t.Errorf("the mistake was not found: %v", err)
 		}
 		for want, s := range map[string]*noSystem{
