@@ -4,7 +4,7 @@ package status
 
 import (
 	"net/netip"
-	"reflect"
+	"time"
 )
 
 // Resume joins several watches into one: at the start of a second watch only the
@@ -68,8 +68,11 @@ func (r *Resume) differences(e Event) []Event {
 	return t.events(d, e.Time)
 }
 
-// alike is same without what another process has anew, such as times.
-func alike(old, p Publication) bool {
-	return old.State == p.State && old.Lost == p.Lost && old.DualStack == p.DualStack &&
-		reflect.DeepEqual(old.HostAddresses, p.HostAddresses) && reflect.DeepEqual(old.Owner, p.Owner)
+// alike is same without what another process has anew: times, and how it saw the port.
+func alike(old, p Publication) bool { return same(old.lasting(), p.lasting()) }
+
+// lasting is the row without what only the process that reports it has.
+func (p Publication) lasting() Publication {
+	p.Since, p.SinceAtLeast, p.Origins, p.Outcomes = time.Time{}, false, nil, nil
+	return p
 }

@@ -229,6 +229,36 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// A restart that changes a row in any way that lasts is reported, and one that has other times is not.
+func TestResumeOfWhatLasts(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Publication)
+		want   int
+	}{
+		"time":     {func(p *Publication) { p.Since, p.SinceAtLeast = p.Since.Add(time.Hour), true }, 0},
+		"origin":   {func(p *Publication) { p.Origins = []Origin{{Detail: "anew"}} }, 0},
+		"outcome":  {func(p *Publication) { p.Outcomes = []Outcome{{Reason: "anew"}} }, 0},
+		"reason":   {func(p *Publication) { p.Reason = "allowed by rule 2" }, 1},
+		"rule":     {func(p *Publication) { p.Rule = "rule 2" }, 1},
+		"warnings": {func(p *Publication) { p.Warnings = []string{"a label has no effect"} }, 1},
+		"names":    {func(p *Publication) { p.Names = []string{"b.localhost"} }, 1},
+		"URL":      {func(p *Publication) { p.URL = "http://b.localhost:8000" }, 1},
+		"exposure": {func(p *Publication) { p.ExposedUntil = time.Unix(1e9, 0) }, 1},
+	} {
+		was := row(2, port.Active, "b")
+		var r Resume
+		r.Events(Event{Type: Present, Publication: &was})
+		r.Events(Event{Type: Synced})
+		r.Lost()
+		is := was
+		c.change(&is)
+		r.Events(Event{Type: Present, Publication: &is})
+		if es := r.Events(Event{Type: Synced}); len(es)-1 != c.want || c.want == 1 && es[0].Type != Changed {
+			t.Errorf("%s: %+v", name, es)
+		}
+	}
+}
+
 // The IPv4 wildcard that becomes part of the dual-stack one is not withdrawn.
 func TestWatchOfMergedFamilies(t *testing.T) {
 	v4, v6 := row(80, port.Active, "docker-proxy"), row(80, port.Active, "docker-proxy")
