@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/notify"
@@ -27,45 +28,69 @@ func (d *Daemon) notify(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { n.Run(ctx) })
-	_ = d.ports.Changes(ctx, newTeller(n).take) // take does not fail
+	_ = d.ports.Changes(ctx, newTeller(n, d.host.Guests).take) // take does not fail
 }
 
 // teller tells a notifier of what opens, and of what is in conflict.
 type teller struct {
 	n      *notify.Notifier
-	states map[host.ID]port.State // of what was told, or was there at first; nil before that
+	guests func() []host.GuestStatus
+	ports  map[host.ID]told
 }
 
-func newTeller(n *notify.Notifier) *teller { return &teller{n: n} }
+// told is what was told of a port.
+type told struct {
+	state port.State
+	early bool // it was there when its guest connected, and is pending since
+}
 
-// take takes a change of the table. What is there at first is none.
+func newTeller(n *notify.Notifier, guests func() []host.GuestStatus) *teller {
+	return &teller{n: n, guests: guests, ports: make(map[host.ID]told)}
+}
+
+// take takes a change of the table. What a guest has when it connects did not open now.
 func (t *teller) take(d status.Delta) error {
-	first := t.states == nil
-	if first {
-		t.states = make(map[host.ID]port.State)
-	}
 	for _, r := range d.Removed {
 		if id := (host.ID{Guest: r.Guest, Key: r.Key}); !r.Unpublished {
-			delete(t.states, id)
+			delete(t.ports, id)
 			t.n.Forget(keyOf(id))
 		}
 	}
+	var connected map[string]time.Time
 	for _, p := range d.Put {
 		id := host.ID{Guest: p.Guest, Key: p.Key()}
-		told, had := t.states[id]
-		switch {
-		case p.Unpublished || had && told == p.State:
-		case p.State != port.Active && p.State != port.Conflict:
-			delete(t.states, id)
-			t.n.Forget(keyOf(id))
-		default:
-			t.states[id] = p.State
-			if !first {
-				t.n.Tell(keyOf(id), changeOf(p))
+		old, had := t.ports[id]
+		if p.Unpublished || had && old.state == p.State {
+			continue
+		}
+		if !had {
+			if connected == nil {
+				connected = t.connected()
 			}
+			at, ok := connected[p.Guest]
+			old.early = !ok || !p.Since.After(at)
+		}
+		t.ports[id] = told{p.State, old.early && p.State == port.Pending}
+		switch {
+		case p.State != port.Active && p.State != port.Conflict:
+			t.n.Forget(keyOf(id))
+		case !old.early:
+			t.n.Tell(keyOf(id), changeOf(p))
 		}
 	}
 	return nil
+}
+
+// connected returns since when guests are connected. A guest is not yet while its first ports
+// are read.
+func (t *teller) connected() map[string]time.Time {
+	list := make(map[string]time.Time)
+	for _, g := range t.guests() {
+		if g.Connected {
+			list[g.Name] = g.Since
+		}
+	}
+	return list
 }
 
 func keyOf(id host.ID) string { return id.Guest + " " + id.Key.String() }

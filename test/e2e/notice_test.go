@@ -92,8 +92,9 @@ func TestWatchRunsACommand(t *testing.T) {
 	}
 }
 
-// With --notify the desktop shows what opens and what another program has. The name of a
-// guest's container is text there, whatever it is; many changes give one notification.
+// With --notify the desktop shows what opens and what another program has, and nothing that a
+// guest has when it connects. The name of a guest's container is text there, whatever it is;
+// many changes give one notification.
 func TestNotifications(t *testing.T) {
 	r := newRig(t)
 	shown := filepath.Join(r.dir, "shown")
@@ -105,11 +106,17 @@ func TestNotifications(t *testing.T) {
 	r.agentFlags = []string{"--source", "socket,docker", "--docker-host", enginetest.Docker(t, fmt.Sprintf(`{"Id":%q,"Name":"/%s","Names":["/%[2]s"],
 		"State":{"Status":"running","Running":true},"Config":{},"HostConfig":{},
 		"NetworkSettings":{"Networks":{},"Ports":{"80/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}]}}}`, id, hostile))}
+	taken := r.outside.listen(t, "tcp4", "127.0.0.1:8080")
 	r.outside.listen(t, "tcp4", "127.0.0.1:8081")
-	r.start()
-	for _, at := range []string{"0.0.0.0:8080", "127.0.0.1:8081"} {
+	for _, at := range []string{"0.0.0.0:8080", "127.0.0.1:8082", "127.0.0.1:8083"} {
 		r.guest.listen(t, "tcp4", at)
 	}
+	r.start()
+	for at, state := range map[string]string{"0.0.0.0:8080": "conflict", "127.0.0.1:8082": "active", "127.0.0.1:8083": "active"} {
+		r.wantState("tcp "+at, state)
+	}
+	_ = taken.Close()
+	r.guest.listen(t, "tcp4", "127.0.0.1:8081")
 	r.wantState("tcp 127.0.0.1:8081", "conflict")
 	wants := func(what string, texts ...string) {
 		t.Helper()
@@ -128,6 +135,9 @@ func TestNotifications(t *testing.T) {
 		r.guest.listen(t, "tcp4", fmt.Sprintf("127.0.0.1:%d", 9000+n))
 	}
 	wants("the burst is shown as one", "20 ports opened", "and 16 more: fairlead ls")
+	if b, _ := os.ReadFile(shown); strings.Contains(string(b), "8082") || strings.Contains(string(b), "8083") {
+		t.Errorf("what the guest had at first is shown: %s", b)
+	}
 	for _, name := range []string{"x", "y"} {
 		if _, err := os.Stat(name); err == nil {
 			t.Errorf("a shell made %s", name)
