@@ -60,12 +60,22 @@ func newOpen() *cobra.Command {
 // reachable returns where a port is reachable, on the loopback if it is there.
 func reachable(l status.List, slot port.Slot, guest string) (at netip.AddrPort, err error) {
 	var guests []string
-	reason := "nothing serves it"
+	var reason, hint string
 	for _, p := range l.Publications {
-		if p.Key().Slot() != slot || guest != "" && guest != p.Guest && guest != p.GuestName {
+		if guest != "" && guest != p.Guest && guest != p.GuestName {
 			continue
 		}
-		if len(p.HostAddresses) == 0 || p.Lost {
+		if is := p.Key().Slot(); is != slot {
+			if is.Protocol == slot.Protocol && slices.ContainsFunc(p.HostAddresses, func(a netip.AddrPort) bool { return a.Port() == slot.Port }) {
+				hint = fmt.Sprintf(", and %d is the host port of guest port %s: `fairlead open %d`", slot.Port, is, is.Port)
+			}
+			continue
+		}
+		if p.Lost {
+			reason = "guest " + cmp.Or(p.GuestName, p.Guest) + " is not connected, or has not reported it since it restarted"
+			continue
+		}
+		if len(p.HostAddresses) == 0 {
 			reason = cmp.Or(p.Reason, p.State.String())
 			continue
 		}
@@ -76,6 +86,13 @@ func reachable(l status.List, slot port.Slot, guest string) (at netip.AddrPort, 
 		if !slices.Contains(guests, p.Guest) {
 			guests = append(guests, p.Guest)
 		}
+	}
+	switch {
+	case reason != "":
+	case guest != "" && hint == "":
+		reason = fmt.Sprintf("no guest %q serves it", guest)
+	default:
+		reason = "nothing serves it" + hint
 	}
 	switch {
 	case len(guests) == 0:
