@@ -54,11 +54,24 @@ function said(request, change) {
   if (request.op === 'expose') return exposed(request, change);
   const lines = change.removed.map((name) => `Removed: ${clean(name)}`);
   for (const name of change.added) {
-    const r = made(change);
-    const pending = r?.name === name && r.action === 'allow' && r.state === 'pending';
-    lines.push(`Added: ${clean(name)}${pending ? ` (pending: ${clean(r.reason) || 'it is being opened'})` : ''}`);
+    const r = change.rules.find((r) => r.name === name);
+    lines.push(`Added: ${clean(name)}${r === undefined ? '' : inParentheses(r)}`);
   }
-  return lines.length > 0 ? lines : ['Nothing to change.'];
+  if (lines.length === 0) lines.push('Nothing to change.');
+  if (change.note) lines.push(clean(change.note));
+  return lines;
+}
+
+// inParentheses is what is to be known of a rule that was added: its state, unless it has the
+// effect that is asked for, and what is not as asked for.
+function inParentheses({ action, state, reason, note }) {
+  const list = [];
+  if (action === 'deny') list.push(reason);
+  else if (action === 'allow' && state !== '' && state !== 'active') {
+    list.push(reason.startsWith(`${state} `) ? reason : `${state}: ${reason || 'it is being opened'}`); // "denied by rule 1"
+  }
+  const text = [...list, note].filter(Boolean).map(clean).join('; ');
+  return text && ` (${text})`;
 }
 
 function exposed({ port, protocol }, change) {
@@ -71,8 +84,10 @@ function exposed({ port, protocol }, change) {
   }
   if (open.length > 0) lines.push(`${port}/${protocol} is open to other machines until ${until}: ${open.join(', ')}`);
   else if (always.length === 0) {
-    lines.push(`${port}/${protocol} is not open to other machines: ${clean(r.reason) || 'a rule of the configuration, or bind, keeps it on the loopback'}. If that changes, it is, until ${until}.`);
+    const why = [r.reason || 'a rule of the configuration, or bind, keeps it on the loopback', r.note].filter(Boolean).map(clean).join('; ');
+    lines.push(`${port}/${protocol} is not open to other machines: ${why}. If that changes, it is, until ${until}.`);
   }
+  if (r.note && open.length + always.length > 0) lines.push(clean(r.note));
   if (change.firewall) lines.push(`Firewall: ${clean(change.firewall.text)}`);
   if (change.firewall?.command) lines.push(clean(change.firewall.command));
   return lines;
