@@ -108,18 +108,27 @@ func (v side) name(r *rule) string {
 }
 
 // overlay applies the run-time rules to what the configuration decides by winner, nil if
-// no rule of it did. Within is where p appears unless a run-time rule narrows it.
+// no rule of it did. Within is where p appears unless a run-time rule narrows it. A denial of
+// winner stands, unless that has no host port for p and a run-time rule has one.
 func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule, within []netip.AddrPort) (port.Decision, *rule) {
-	if !d.Allow && winner != nil {
+	if winner != nil && winner.Deny {
 		return d, winner
 	}
 	r, maybe := first(s.runtime, v.guest, p, !d.Allow)
 	result, decided := d, winner
+	onConflict, proxyProtocol := d.OnConflict, d.ProxyProtocol
+	if !d.Allow && winner != nil { // without a host port
+		if r != nil && !r.Deny && r.HostPort == (HostPort{}) {
+			r = nil
+		}
+		within = winner.HostAddress.ofAll(within)
+		onConflict, proxyProtocol = winner.OnConflict, winner.ProxyProtocol
+	}
 	if r != nil {
 		result, decided = r.narrow(v.name(r), within), r
 		if result.Allow {
-			result.OnConflict = cmp.Or(r.OnConflict, d.OnConflict)
-			result.ProxyProtocol = cmp.Or(r.ProxyProtocol, d.ProxyProtocol)
+			result.OnConflict = cmp.Or(r.OnConflict, onConflict)
+			result.ProxyProtocol = cmp.Or(r.ProxyProtocol, proxyProtocol)
 		}
 	}
 	for _, r := range maybe {
@@ -170,6 +179,15 @@ func (r *rule) narrow(title string, within []netip.AddrPort) port.Decision {
 	}
 	d.Host = unique(d.Host)
 	return d
+}
+
+// ofAll returns where ports appear that are asked for at a list of addresses.
+func (h HostAddress) ofAll(list []netip.AddrPort) []netip.AddrPort {
+	at := make([]netip.AddrPort, len(list))
+	for i, a := range list {
+		at[i] = netip.AddrPortFrom(h.of(a.Addr()), a.Port())
+	}
+	return at
 }
 
 // covered reports whether a listener at a is reachable from nowhere else than those of a

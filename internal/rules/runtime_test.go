@@ -110,6 +110,40 @@ func TestRuntimeRulesOfAHost(t *testing.T) {
 	}
 }
 
+// A port for which a rule of the configuration has no host port gets one of a run-time rule that
+// names it, at no wider address than that rule has, and with the rest of it.
+func TestRuntimeRuleOfAPortBeyondTheOffset(t *testing.T) {
+	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 60000}}
+	asked := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:60000")}
+	const offset = "{match: {guest: build}, action: allow, hostPort: '+10000', onConflict: next%s}"
+	forward := func(rest string) string { return "{match: {ports: 60000, protocol: tcp}, action: allow" + rest + "}" }
+	for name, c := range map[string]struct {
+		expose                        HostAddress
+		configured, runtime, of, want string
+	}{
+		"none":               {Asked(), "", "", "build", "denied host rule 1"},
+		"forward":            {Asked(), "", forward(", hostPort: 5000"), "build", "127.0.0.1:5000 host runtime rule 1"},
+		"of another guest":   {Asked(), "", forward(", hostPort: 5000"), "dev", "127.0.0.1:5000 host runtime rule 1"},
+		"without a number":   {Asked(), "", forward(""), "build", "denied host rule 1"},
+		"of all ports":       {Asked(), "", "{action: allow, hostPort: '+1000'}", "build", "denied host rule 1"},
+		"not on loopback":    {All(), "", forward(", hostPort: 5000, hostAddress: all"), "build", "0.0.0.0:5000 host runtime rule 1"},
+		"loopback by a rule": {All(), ", hostAddress: loopback", forward(", hostPort: 5000, hostAddress: all"), "build", "127.0.0.1:5000 host runtime rule 1"},
+		"paused":             {Asked(), "", "{action: deny}, " + forward(", hostPort: 5000"), "build", "denied host runtime rule 1"},
+	} {
+		d := withRuntime(t, c.expose, fmt.Sprintf(offset, c.configured), c.runtime).Host(c.of, p, asked)
+		if got := short(d); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+		if d.Allow && c.of == "build" && d.OnConflict != port.OnConflictNext {
+			t.Errorf("%s: on a conflict %q", name, d.OnConflict)
+		}
+	}
+	s := withRuntime(t, All(), "{match: {protocol: tcp}, action: allow, hostPort: '+10000', hostAddress: loopback}", forward(", hostPort: 5000, hostAddress: all"))
+	if got := short(s.Decide(p)); got != "127.0.0.1:5000 runtime rule 1" {
+		t.Errorf("on the agent: %s", got)
+	}
+}
+
 func TestMayAllow(t *testing.T) {
 	m := parsed(t, "{match: {protocol: tcp, ports: 80}, action: allow}")[0].Match
 	everywhere := All()

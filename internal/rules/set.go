@@ -285,7 +285,11 @@ func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPo
 		}
 	}
 	if len(s.runtime) > 0 {
-		return s.overlay(side{host: true, guest: guest}, p, d, winner, d.Host)
+		within := d.Host
+		if !d.Allow {
+			within = s.hostAddresses(p, asked)
+		}
+		return s.overlay(side{host: true, guest: guest}, p, d, winner, within)
 	}
 	return d, winner
 }
