@@ -5,6 +5,7 @@ package hostpeer
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
@@ -42,6 +43,10 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 			f.HostPorts = append(f.HostPorts, port.Slot{Protocol: pub.Key.Protocol, Port: o.HostAddress.Port()})
 		}
 		if pub.Key.Port != q.Port {
+			led := explain.Led{Slot: pub.Key.Slot(), Guest: names[pub.Guest]}
+			if leadsTo(pub, q.Port) && !slices.Contains(f.Led, led) {
+				f.Led = append(f.Led, led)
+			}
 			continue
 		}
 		e := explain.Publication{Publication: published(pub), Guest: pub.Guest, GuestName: names[pub.Guest], URL: p.url(&pub, p.namesOf(&pub))}
@@ -58,6 +63,11 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 		}
 	}
 	return explain.Evaluate(f), nil
+}
+
+// leadsTo reports whether a publication is open at a host port.
+func leadsTo(pub host.Publication, n uint16) bool {
+	return slices.ContainsFunc(pub.Outcomes, func(o port.Outcome) bool { return o.State == port.Active && o.HostAddress.Port() == n })
 }
 
 // unread returns the NAT rules that a guest does not understand. Names are those of guests.

@@ -38,6 +38,7 @@ type Facts struct {
 	Runtime []rules.Rule
 	// HostPorts are the host ports that ports of fairlead have or want, as far as they are known.
 	HostPorts    []port.Slot
+	Led          []Led    // on a host: other guest ports that are open at this number
 	Refused      *Refusal // the last host that was refused, if none is connected
 	Publications []Publication
 	Sockets      []Socket // in the watched network namespace, without a publication
@@ -46,6 +47,12 @@ type Facts struct {
 	Sources      []Source
 	Similar      []port.Slot // publications whose number differs by one digit
 	Missing      []string    // what could not be checked, and why
+}
+
+// Led is a guest port that is open on the host at another number.
+type Led struct {
+	port.Slot
+	Guest string // how it is shown
 }
 
 // Publication is one entry of the merged table with its outcomes.
@@ -159,6 +166,7 @@ const (
 	VerdictNAT         Verdict = "nat-unsupported"     // a NAT rule with an unsupported expression
 	VerdictNetNS       Verdict = "other-netns"         // it listens in another network namespace
 	VerdictProtocol    Verdict = "other-protocol"      // it exists for the other protocol only
+	VerdictHostPort    Verdict = "host-port"           // it is the host port of another guest port
 	VerdictNothingHere Verdict = "nothing-listens"
 )
 

@@ -21,6 +21,14 @@ type finding struct {
 // matter.
 func (f *Facts) related(published bool) []finding {
 	var list []finding
+	for _, l := range f.Led {
+		if f.Query.asks(l.Protocol) {
+			list = append(list, finding{
+				VerdictHostPort, fmt.Sprintf("%d/%s is the host port of port %s of guest %s", f.Query.Port, l.Protocol, l.Slot, l.Guest),
+				"run: fairlead explain " + l.Slot.String(),
+			})
+		}
+	}
 	for _, s := range f.Sockets {
 		// With a publication, a listener of the sink or a client is normal.
 		if f.Query.asks(s.Protocol) && !(published && (s.Own || s.Kind == Client)) {
