@@ -142,30 +142,37 @@ func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule
 	return result, decided
 }
 
-// widen opens p at more addresses, which come first, and keeps the others, where a run-time
-// rule exposes it. The others remain where the wider ones cannot be opened. Beyond what the configuration has for all ports it goes nowhere, nor where a rule of the
-// configuration, winner, names the address.
+// widen opens p at more addresses, which come first, and keeps the others, where run-time
+// rules expose it, until the last of them ends. The others remain where the wider ones cannot
+// be opened. Beyond what the configuration has for all ports it goes nowhere, nor where a rule
+// of the configuration, winner, names the address.
 func (s *Set) widen(guest string, p *port.Publication, d *port.Decision, winner *rule) {
 	if winner != nil && winner.HostAddress != Asked() {
 		return
 	}
+	var wide []netip.AddrPort
 	for i := range s.runtime {
 		r := &s.runtime[i]
 		if !r.Exposes() || r.Match.Guest != "" && !glob(r.Match.Guest, guest) || r.mismatch(p) != fieldNone {
 			continue
 		}
-		var wide []netip.AddrPort
 		for _, a := range d.Host {
 			if at := s.expose.limit(r.HostAddress.of(a.Addr())); !covered(at, d.Host) {
 				wide = append(wide, netip.AddrPortFrom(at, a.Port()))
+				if d.Exposed == nil || r.Until.After(*d.Exposed) {
+					d.Exposed = &r.Until
+				}
 			}
 		}
-		if len(wide) == 0 {
-			continue
+	}
+	var at []netip.AddrPort
+	for _, a := range wide {
+		if all := netip.AddrPortFrom(All().of(a.Addr()), a.Port()); a == all || !slices.Contains(wide, all) {
+			at = append(at, a)
 		}
-		d.Host = unique(append(wide, d.Host...))
-		d.Exposed = &r.Until
-		return
+	}
+	if len(at) > 0 {
+		d.Host = unique(append(at, d.Host...))
 	}
 }
 

@@ -182,6 +182,8 @@ func TestExposed(t *testing.T) {
 	const until = "action: expose, until: '2026-11-21T12:00:00Z'"
 	all := "{match: {ports: 80}, hostAddress: all, " + until + "}"
 	one := "{match: {ports: 80}, hostAddress: 192.0.2.1, " + until + "}"
+	dev := "{match: {ports: 80, guest: dev}, hostAddress: 192.0.2.1, action: expose, until: '2026-11-21T13:00:00Z'}"
+	other := "{match: {ports: 80}, hostAddress: 192.0.2.2, " + until + "}"
 	for name, c := range map[string]struct {
 		bind                HostAddress
 		configured, runtime string
@@ -202,6 +204,9 @@ func TestExposed(t *testing.T) {
 		"not the other protocol":            {Asked(), "", "{match: {protocol: udp}, hostAddress: all, " + until + "}", v4, "127.0.0.1:80"},
 		"not of another guest":              {Asked(), "", "{match: {guest: build}, hostAddress: all, " + until + "}", v4, "127.0.0.1:80"},
 		"of this guest":                     {Asked(), "", "{match: {guest: dev}, hostAddress: all, " + until + "}", v4, "!0.0.0.0:80 127.0.0.1:80"},
+		"also behind a narrower one":        {Asked(), "", dev + ", " + all, v4, "!0.0.0.0:80 127.0.0.1:80"},
+		"and before it":                     {Asked(), "", all + ", " + dev, v4, "!0.0.0.0:80 127.0.0.1:80"},
+		"two addresses":                     {Asked(), "", dev + ", " + other, v4, "!192.0.2.1:80 192.0.2.2:80 127.0.0.1:80"},
 		"a rule about the host port, alone": {Asked(), "{action: allow, hostPort: 81}", all, v4, "!0.0.0.0:81 127.0.0.1:81"},
 	} {
 		d := withRuntime(t, c.bind, c.configured, c.runtime).Host("dev", p, c.asked)
@@ -215,6 +220,9 @@ func TestExposed(t *testing.T) {
 		}
 		if got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		if d.Exposed != nil && d.Exposed.Hour() != 12 && !strings.Contains(c.runtime, dev) || strings.Contains(c.runtime, dev) && d.Exposed.Hour() != 13 {
+			t.Errorf("%s: until %s", name, d.Exposed)
 		}
 	}
 }

@@ -200,7 +200,7 @@ func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 	}
 	await(ctx, func() bool {
 		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
-			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && p.Waits == "" && (!p.exposed() || !p.ExposedUntil.Equal(list[i].Until))
+			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && p.Waits == "" && (!p.exposed() || p.ExposedUntil.Before(list[i].Until))
 		})
 	})
 }
