@@ -34,20 +34,28 @@ func newRulesTest() *cobra.Command {
 	var owner port.Owner
 	var out output
 	c := &cobra.Command{
-		Use:   "test PORT[/tcp|/udp]",
+		Use:   "test [NAME:]PORT[/tcp|/udp]",
 		Short: "Print which rule decides about a port, and how",
 		Long: "Print which rule decides about a port, and how.\n\n" +
 			"The rules are those that the running agent or host uses, or those of --config FILE. The\n" +
-			"port need not exist. On a host the guest is taken to ask for it as an agent without rules does.",
-		Example: "  fairlead rules test 9229\n  fairlead rules test 53/udp --owner container --name dns\n  fairlead rules test 8080 --guest dev",
-		Args:    oneArg("a port such as 8080 or 53/udp"),
+			"port need not exist. With a NAME it is one of a container or Service that is asked for by name, see\n" +
+			"`fairlead forward add`. On a host the guest is taken to ask for it as an agent without rules does.",
+		Example: "  fairlead rules test 9229\n  fairlead rules test 53/udp --owner container --name dns\n  fairlead rules test 8080 --guest dev\n  fairlead rules test web:80",
+		Args:    oneArg("a port such as 8080 or 53/udp, or a name and a port such as web:80"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
 			}
-			slot, err := parseSlot(args[0])
+			d, slot, err := parsePort(args[0])
 			if err != nil {
 				return usageError{err}
+			}
+			if !d.IsZero() {
+				if c.Flags().Changed("source") && source != port.SourceDemand {
+					return usageError{fmt.Errorf("--source %s: what is asked for by name is of source %s", source, port.SourceDemand)}
+				}
+				source = port.SourceDemand
+				asDemanded(c, d, &address, &kind, &owner)
 			}
 			addr, err := netip.ParseAddr(address)
 			if err != nil {
@@ -58,7 +66,7 @@ func newRulesTest() *cobra.Command {
 			}
 			v, err := testRules(c, file, control, status.RuleQuery{
 				Key:    port.Key{Protocol: slot.Protocol, Address: addr.Unmap(), Port: slot.Port},
-				Source: source, Owner: owner, Guest: guest,
+				Source: source, Demand: d.String(), Owner: owner, Guest: guest,
 			})
 			if err != nil {
 				return err
@@ -70,7 +78,7 @@ func newRulesTest() *cobra.Command {
 	f.StringVar(&file, "config", "", "test the rules of this file instead of those of the running agent or host")
 	controlFlag(c, &control)
 	f.StringVar(&guest, "guest", "", "on a host: the guest that has the port")
-	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port")
+	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port; with a NAME by default "+anyOwn+", for that of the container")
 	f.StringVar(&source, "source", "socket", "source that reports it: "+strings.Join(rules.Sources(), ", "))
 	f.StringVar(&kind, "owner", "process", "kind of its owner: container, service, process or unknown")
 	f.StringVar(&owner.Name, "name", "", "name of its owner")
@@ -79,6 +87,30 @@ func newRulesTest() *cobra.Command {
 	f.Lookup("label").DefValue = ""
 	out.register(c, "text", "json")
 	return c
+}
+
+// anyOwn stands for the address of a container or Service, which is not known here.
+const anyOwn = "192.0.2.1"
+
+// asDemanded sets what flags leave open of a port that is asked for by name. Of a container
+// with a scope the name is not known: the scope may be a Compose project.
+func asDemanded(c *cobra.Command, d port.Demand, address, kind *string, owner *port.Owner) {
+	set := func(flag string, to *string, value string) {
+		if !c.Flags().Changed(flag) {
+			*to = value
+		}
+	}
+	set("address", address, anyOwn)
+	if d.Service {
+		set("owner", kind, port.OwnerService.String())
+		set("namespace", &owner.Namespace, d.Scope)
+		set("name", &owner.Name, d.Name)
+		return
+	}
+	set("owner", kind, port.OwnerContainer.String())
+	if d.Scope == "" {
+		set("name", &owner.Name, d.Name)
+	}
 }
 
 // testRules asks the running agent or host, or reads a configuration if one is given or
@@ -163,6 +195,16 @@ func writeVerdict(w io.Writer, v status.RuleVerdict, asJSON bool) error {
 	}
 	_, err := fmt.Fprintf(w, "%s: %s (%s)\n", v.Publication, answer, status.Quote(v.Rule))
 	return err
+}
+
+// parsePort reads "8080", "53/udp", or "web:80", of which it also returns the whole.
+func parsePort(s string) (port.Demand, port.Slot, error) {
+	if strings.Contains(s, ":") {
+		d, err := port.ParseDemand(s)
+		return d, d.Slot, err
+	}
+	slot, err := parseSlot(s)
+	return port.Demand{}, slot, err
 }
 
 // parseSlot reads PORT, which means TCP, or PORT/PROTOCOL.

@@ -19,6 +19,7 @@ import (
 type RuleQuery struct {
 	Key    port.Key   `json:"key"`
 	Source string     `json:"source"`
+	Demand string     `json:"demand,omitempty"` // by which it was asked for, see port.Demand; Source is demand then
 	Owner  port.Owner `json:"owner"`
 	Guest  string     `json:"guest,omitempty"` // on a host: whose port it is, as `ls` shows it or as rules match it
 }
@@ -36,7 +37,7 @@ type RuleVerdict struct {
 }
 
 func (q RuleQuery) publication() port.Publication {
-	return port.Publication{Key: q.Key, Owner: q.Owner, Origins: []port.OriginInfo{{Origin: port.Origin{Source: q.Source}}}}
+	return port.Publication{Key: q.Key, Owner: q.Owner, Origins: []port.OriginInfo{{Origin: port.Origin{Source: q.Source, ID: q.Demand}}}}
 }
 
 // Decide applies the rules of an agent to the port.

@@ -140,6 +140,18 @@ func TestRulesOfTheRunningAgent(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "denied by host runtime rule 1 (deny 8080/tcp)") {
 		t.Errorf("of a host: exit code %d, %s%s", code, out, stderr)
 	}
+	fairlead(t, "forward", "add", "web:80", "--to", "18080", "--control", r.agentCtl)
+	for at, want := range map[string]string{
+		"web:80": "127.0.0.1:18080 (runtime rule 1 (forward web:80/tcp))", "api:80": "127.0.0.1:80 (default)", "svc/default/web:80": "127.0.0.1:80 (default)",
+	} {
+		out, stderr, code = fairlead(t, "rules", "test", at, "--control", r.agentCtl)
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: exit code %d, %s%s", at, code, out, stderr)
+		}
+	}
+	if _, stderr, code = fairlead(t, "rules", "test", "web:80", "--source", "socket", "--control", r.agentCtl); code != 2 || !strings.Contains(stderr, "--source") {
+		t.Errorf("of another source: exit code %d, %s", code, stderr)
+	}
 }
 
 // The settings are those in effect, whatever files and variables say by now.
