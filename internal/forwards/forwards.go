@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -173,7 +174,15 @@ func Undo(r rules.Rule) (Request, bool) {
 		q.Protocol, q.Port = r.Match.Protocol, r.Match.Ports[0].First
 	}
 	q.All = q.Port == 0 && q.Demand == "" && q.Owner == ""
-	return q, ok && q.validate() == nil && r.Name == word+" "+q.target()
+	return q, ok && q.validate() == nil && r.Name == word+" "+q.target() && makes(kind(word), r)
+}
+
+// makes reports whether a request makes a rule of a kind with what r matches by and does.
+func makes(k kind, r rules.Rule) bool {
+	m := r.Match
+	plain := rules.Match{Protocol: m.Protocol, Ports: m.Ports, Demand: m.Demand, Name: m.Name, Guest: m.Guest}
+	onePort := len(m.Ports) == 0 || len(m.Ports) == 1 && m.Ports[0].First == m.Ports[0].Last
+	return onePort && reflect.DeepEqual(m, plain) && r.Deny == (k == kindDeny || k == kindPause) && r.Exposes() == (k == kindExpose)
 }
 
 // block is the text of the rule that a request makes at a time, as the item of a list.

@@ -522,9 +522,12 @@ func TestUndo(t *testing.T) {
 		"  - {name: pause 8080/tcp, match: {protocol: tcp, ports: 8081}, action: deny}\n" +
 		"  - {match: {ports: 8082}, action: deny}\n" +
 		"  - {name: 'forward web:80/tcp', match: {protocol: tcp, ports: 80, demand: 'api:80/tcp'}, action: allow}\n" +
-		"  - {name: forward 80/tcp, match: {protocol: tcp, ports: 80, demand: 'web:80/tcp'}, action: allow}\n")
+		"  - {name: forward 80/tcp, match: {protocol: tcp, ports: 80, demand: 'web:80/tcp'}, action: allow}\n" +
+		"  - {name: forward 8080/tcp, match: {protocol: tcp, ports: 8080, address: 127.0.0.1}, action: allow}\n" +
+		"  - {name: pause 8084/tcp, match: {protocol: tcp, ports: 8084-8090}, action: deny}\n" +
+		"  - {name: forward 8083/tcp, match: {protocol: tcp, ports: 8083}, action: deny}\n")
 	list, err := f.List()
-	if err != nil || len(list) != 5 {
+	if err != nil || len(list) != 8 {
 		t.Fatal(list, err)
 	}
 	for _, r := range list {
