@@ -63,7 +63,7 @@ func newForwardAdd() *cobra.Command {
 			"  NAMESPACE/POD:PORT         a pod, or a container in a namespace of containerd\n" +
 			"  svc/NAMESPACE/NAME:PORT    a Service, by its own port\n\n" +
 			"Neither the port nor the container need exist: the forward is pending until something serves it.",
-		Example: "  fairlead forward add 8080 --to 18080\n  fairlead forward add 53/udp --to 5300 --guest dev\n" +
+		Example: "  fairlead forward add 8080 --to 18080\n  fairlead forward add 8125/udp --to 18125 --guest dev\n" +
 			"  fairlead forward add web:80 --to 8080\n  fairlead forward add svc/default/web:80",
 		Args: oneArg("a port such as 8080 or 53/udp, or a name and a port such as web:80"),
 		RunE: func(c *cobra.Command, args []string) error {
