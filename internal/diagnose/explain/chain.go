@@ -430,8 +430,7 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 	case rules.ByRuntime(d.Rule):
 		return VerdictDenied, summary, f.undoRuntime(p, d.Rule)
 	case rules.ByLabel(d.Rule):
-		return VerdictDenied, summary,
-			fmt.Sprintf("change the label, or add a rule that allows the port to %s: rules come first", f.rulesFile())
+		return VerdictDenied, summary, "change the label, or " + allow
 	case !d.Withheld:
 		return VerdictDenied, summary,
 			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead rules test %s`%s shows which rule decides)",

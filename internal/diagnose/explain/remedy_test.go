@@ -105,6 +105,8 @@ func TestRemedies(t *testing.T) {
 			"change the rule in " + forwardsFile + "; `fairlead forward ls` lists the rules there"},
 		{"denied at run time in the guest", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("runtime rule 1 (deny 8080/tcp)"))}},
 			"undo it in the guest: `fairlead explain 8080/tcp` there says how"},
+		{"denied by a label", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("label fairlead.expose: no"))}},
+			"change the label, or run `fairlead allow 8080/tcp`, or add a rule for the port to the agent's configuration: {match: {protocol: tcp, ports: 8080}, action: allow}"},
 		{"denied by default in the guest", Facts{Host: true, Publications: []Publication{pub(port.UDP, "0.0.0.0:5353")}},
 			"run `fairlead allow 5353/udp` in the guest, or add a rule for the port to the agent's configuration in the guest: {match: {protocol: udp, ports: 5353}, action: allow}"},
 	} {
