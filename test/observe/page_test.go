@@ -411,6 +411,15 @@ func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
 	}
 	p.shoot("unpublished")
 	p.key("Escape")
+	double := func(chip string) {
+		p.eval(`document.querySelector('` + chip + `').dispatchEvent(new MouseEvent('dblclick', {bubbles: true}))`)
+	}
+	double(chip)
+	p.wait("these alone", portsIn, "9229 9999")
+	double(`[data-filter="state:active"]`)
+	p.wait("those that are open alone", portsIn, "8080")
+	p.click(chip)
+	p.wait("both", portsIn, "8080 9229 9999")
 	// What is asked for by name waits behind the chip, too.
 	asked := forwards.Request{Op: forwards.Add, Demand: "web:80"}
 	if _, err := r.client().ChangeForwards(t.Context(), asked); err != nil {

@@ -100,11 +100,13 @@ function toggle(name) {
   changed();
 }
 
+// only shows these alone of their kind. What is not published has a chip in place of its state.
 function only(kind, value) {
   const values = { state: states, protocol: ['tcp', 'udp'], guest: [...guests.keys()], owner: owners, published: ['no'] };
-  for (const other of values[kind]) {
-    if (other === value) table.hiddenBy.delete(`${kind}:${other}`);
-    else table.hiddenBy.add(`${kind}:${other}`);
+  const kinds = kind === 'state' || kind === 'published' ? ['state', 'published'] : [kind];
+  for (const name of kinds.flatMap((k) => values[k].map((v) => `${k}:${v}`))) {
+    if (name === `${kind}:${value}`) table.hiddenBy.delete(name);
+    else table.hiddenBy.add(name);
   }
   changed();
 }
