@@ -198,9 +198,14 @@ func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 	if err != nil || i < 0 {
 		return
 	}
+	until, at := list[i].Until, list[i].HostAddress
 	await(ctx, func() bool {
 		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
-			return list[i].Match.Names(p.Guest, p.Protocol, p.Port) && !p.Unpublished && p.Waits == "" && (!p.exposed() || p.ExposedUntil.Before(list[i].Until))
+			if !list[i].Match.Names(p.Guest, p.Protocol, p.Port) || p.Unpublished || p.Waits != "" {
+				return false
+			}
+			// Another rule may expose it for longer, and at other addresses.
+			return !p.exposed() || p.ExposedUntil.Before(until) || p.ExposedUntil.After(until) && p.narrower(at)
 		})
 	})
 }
