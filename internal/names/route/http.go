@@ -140,7 +140,8 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 			p.Out.URL.Scheme, p.Out.URL.Host = "http", "port"
 			p.Out.URL.RawQuery = p.In.URL.RawQuery
 			p.Out.Trailer = p.In.Trailer // has its values once the body was read
-			if p.In.ContentLength < 0 { // chunked: http.Transport does not tell when it has sent the end
+			// http.Transport does not tell when it has sent the end of a chunked body; see upgrade.
+			if p.In.ContentLength < 0 {
 				p.Out.Header.Del("Connection")
 				p.Out.Header.Del("Upgrade")
 			}
