@@ -282,7 +282,8 @@ func (f *pairFlags) install(host config.Host, endpoint string) string {
 	if f.guest != "" {
 		endpoint = f.guest + "=" + endpoint
 	}
-	if !slices.Equal(host.Connect, config.DefaultHost().Connect) {
+	// A host that listens connects to none unless it is told to.
+	if len(host.Connect) > 0 && !slices.Equal(host.Connect, config.DefaultHost().Connect) {
 		if slices.ContainsFunc(host.Connect, func(g config.Guest) bool { return g.String() == endpoint }) {
 			return command
 		}
