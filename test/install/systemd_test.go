@@ -367,6 +367,11 @@ func TestSystemdHostInstall(t *testing.T) {
 	})
 	t.Log(sh(t, as(user, "fairlead host uninstall")))
 	refused(t, as(user, "systemctl --user is-active fairlead-host"), "inactive")
-	sh(t, "rm /usr/local/bin/fairlead && test ! -e /home/"+user+"/.config/systemd/user/fairlead-host.service")
+	// Without a user bus nobody stops it, and nothing is left that starts it again.
+	sh(t, as(user, "fairlead host install"))
+	refused(t, "runuser -u "+user+" -- env HOME=/home/"+user+" fairlead host uninstall", "`systemctl --user stop fairlead-host.service`")
+	sh(t, as(user, "systemctl --user is-active fairlead-host")+" && "+as(user, "systemctl --user stop fairlead-host.service"))
+	sh(t, "test -z \"$(find /home/"+user+"/.config/systemd -name 'fairlead*')\"")
+	sh(t, "rm /usr/local/bin/fairlead")
 	wantFiles(t, before)
 }
