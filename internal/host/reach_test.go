@@ -64,24 +64,32 @@ func TestReach(t *testing.T) {
 	})
 }
 
+// dialled returns a connection to a publication, the host that dialled it, and the listener of
+// its server.
+func dialled(t *testing.T) (*Host, Reach, net.Listener, link.Stream) {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	k := key(port.TCP, any4, ports.Free(t))
+	a := newAgent(t, "vm")
+	a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
+	a.begins(snapshot(1, ownedBy(k, web)))
+	h, _ := start(t, Options{}, a)
+	a.wants(k, port.Active)
+	conn, err := h.Dial(t.Context(), t.Context(), reachOf(k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, reachOf(k), ln, conn
+}
+
 // What was reached can be reset, which takes it out of the books.
 func TestReachedIsReset(t *testing.T) {
 	eachWay(t, func(t *testing.T) {
-		ln, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer ln.Close()
-		k := key(port.TCP, any4, ports.Free(t))
-		a := newAgent(t, "vm")
-		a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
-		a.begins(snapshot(1, ownedBy(k, web)))
-		h, _ := start(t, Options{}, a)
-		a.wants(k, port.Active)
-		conn, err := h.Dial(t.Context(), t.Context(), reachOf(k))
-		if err != nil {
-			t.Fatal(err)
-		}
+		h, _, ln, conn := dialled(t)
 		server, err := ln.Accept()
 		if err != nil {
 			t.Fatal(err)
@@ -133,24 +141,10 @@ func TestReachIsRefused(t *testing.T) {
 
 // A denial resets what was reached by a name, as it resets other connections.
 func TestReachedEndsWithADenial(t *testing.T) {
-	k := key(port.TCP, any4, ports.Free(t))
-	a := newAgent(t, "vm")
-	ln, err := net.Listen("tcp4", "127.0.0.1:0") // accepts nothing
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	a.serve(k, ln.Addr().(*net.TCPAddr).AddrPort())
-	a.begins(snapshot(1, ownedBy(k, web)))
-	h, _ := start(t, Options{}, a)
-	a.wants(k, port.Active)
-	conn, err := h.Dial(t.Context(), t.Context(), reachOf(k))
-	if err != nil {
-		t.Fatal(err)
-	}
+	h, to, _, conn := dialled(t) // nobody accepts it
 	near, far := net.Pipe()
 	carried := make(chan error, 1)
-	go func() { carried <- h.Carry(context.Background(), far, []byte("hello"), reachOf(k)) }()
+	go func() { carried <- h.Carry(context.Background(), far, []byte("hello"), to) }()
 	eventually(t, "both are carried", func() bool { return h.Stats().OK == 2 })
 	h.SetPolicy(policy(t, rules.Loopback(), rules.Rule{Deny: true}))
 	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
