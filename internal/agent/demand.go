@@ -41,7 +41,10 @@ func (a *Agent) wireDemand() (err error) {
 func (a *Agent) takeDemands(o *hostlink.Options, l *link.Options) {
 	if a.cfg.HostForwards {
 		l.Demand = true
-		o.Demand = func(list []port.Demand) { a.demand.Ask(askedByHost, list) }
+		o.Demand = func(list []port.Demand) {
+			a.demand.Drop(askedByHost, list) // the host leaves it closed for a short time only
+			a.demand.Ask(askedByHost, list)
+		}
 	}
 	if !a.cfg.HostForwards && !a.cfg.ReportUnpublished {
 		return

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/link"
@@ -90,6 +92,51 @@ func TestForwardByNameIsNeverWithoutItsRule(t *testing.T) {
 	if want := []string{"[127.0.0.1:18080]"}; !slices.Equal(seen, want) {
 		t.Errorf("it was to be at %q, want %q", seen, want)
 	}
+}
+
+// What a host asks for no more is withdrawn at once, also while the source rests.
+func TestForwardOfTheHostIsWithdrawnAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var engines engine.Table
+		engines.Put("1", engine.Fact{
+			Owner:     port.Owner{Kind: port.OwnerContainer, ID: "1", Name: "web"},
+			Addresses: []netip.Addr{netip.MustParseAddr("172.17.0.2")},
+		})
+		log := slog.New(slog.DiscardHandler)
+		source, err := demand.New(demand.Options{
+			Directories: []demand.Directory{&engines}, Logger: log,
+			Kind: func(netip.Addr) (netwatch.Kind, error) {
+				time.Sleep(100 * time.Millisecond)
+				return netwatch.Elsewhere, nil
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &Agent{
+			cfg: config.Agent{HostForwards: true}, demand: source,
+			registry: registry.New(registry.Options{Rules: rules.Empty(rules.Loopback()), Logger: log}),
+		}
+		var h hostlink.Options
+		a.takeDemands(&h, new(link.Options))
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = source.Run(ctx, a.registry.Feed(source.Name())) })
+		defer func() { cancel(); running.Wait() }()
+		web, err := port.ParseDemand("web:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Demand([]port.Demand{web})
+		time.Sleep(time.Second) // the look takes 100 ms, and the source rests for 4.9 s
+		if n := a.registry.Publications().View().Len(); n != 1 {
+			t.Fatalf("%d publications, want 1", n)
+		}
+		h.Demand(nil)
+		if n := a.registry.Publications().View().Len(); n != 0 {
+			t.Errorf("%d publications are left", n)
+		}
+	})
 }
 
 // A host asks for nothing unless the configuration lets it, and is told of what waits in the

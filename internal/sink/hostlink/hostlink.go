@@ -71,7 +71,8 @@ type Options struct {
 	// must say in its hello whether it is set.
 	SetLogLevel func(level string, components []string, lasts time.Duration) error
 	// Demand, if not nil, takes all that a host asks for by name, in place of what one asked
-	// for before. It does not wait. The link must say in its hello whether it is set.
+	// for before. It withdraws at once what nobody asks for any more, and calls nothing of the
+	// sink. The link must say in its hello whether it is set.
 	Demand func([]port.Demand)
 	// Demands, if not nil, returns what is asked for by name and waits, and why: by the host,
 	// or in the guest. It is required with Demand; DemandsChanged receives when it has changed.
