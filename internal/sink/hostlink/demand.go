@@ -31,8 +31,18 @@ func (c *session) takeDemand(m *wire.Demand) error {
 	return nil
 }
 
+// begin ends what was asked for by name, unless it is the same process of a host that is back.
+// Another one would be sent ports that it never asked for, and an older host never says what it
+// does not ask for. s.mu is held.
+func (s *Sink) begin(p link.Peer) {
+	if s.o.Demand != nil && (p.Identity != s.asker || !p.Demand) {
+		s.o.Demand(nil)
+		s.asker = p.Identity
+	}
+}
+
 // demand passes on what a session's host asks for, if that is still the host. What it asked
-// for stays when it is lost: it asks again when it is back.
+// for stays when it is lost, until another one is there.
 func (s *Sink) demand(c *session, list []port.Demand) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

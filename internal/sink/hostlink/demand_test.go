@@ -35,6 +35,9 @@ func TestDemandOfTheHost(t *testing.T) {
 		o.DemandsChanged = changed
 	})
 	p := r.connectAs("h", func(s link.Session) link.Session { return demanding{s} })
+	if got := <-asked; got != "[]" {
+		t.Errorf("asks for %s before it said so", got)
+	}
 	p.say(askedFor("web:80", "svc/default/web:80/udp"))
 	if got := <-asked; got != "[web:80/tcp svc/default/web:80/udp]" {
 		t.Error(got)
@@ -51,6 +54,34 @@ func TestDemandOfTheHost(t *testing.T) {
 	r.connect("older")
 	if got := <-asked; got != "[]" {
 		t.Error(got)
+	}
+}
+
+// What one process of a host asked for is not there for the next one, which did not ask for it.
+// One that merely lost its session asks for the same.
+func TestDemandsEndWithTheProcessOfTheHost(t *testing.T) {
+	asked := make(chan string, 8)
+	r := newRig(t, func(o *Options) {
+		o.Demand = func(list []port.Demand) { asked <- fmt.Sprint(list) }
+		o.Demands = func() []wire.Waiting { return nil }
+		o.DemandsChanged = schedule.NewSignal()
+	})
+	as := func(s link.Session) link.Session { return demanding{s} }
+	r.connectAs("first", as).say(askedFor("web:80"))
+	for _, want := range []string{"[]", "[web:80/tcp]"} {
+		if got := <-asked; got != want {
+			t.Errorf("%s is asked for, want %s", got, want)
+		}
+	}
+	r.connectAs("first", as)
+	select {
+	case got := <-asked:
+		t.Errorf("%s is asked for when it is back", got)
+	default:
+	}
+	r.connectAs("second", as)
+	if got := <-asked; got != "[]" {
+		t.Errorf("%s is asked for by the next one", got)
 	}
 }
 

@@ -133,6 +133,7 @@ type Sink struct {
 	mu     sync.Mutex
 	rivals rivals
 	cur    *session // the active one, nil if none
+	asker  string   // identity of the last host that may have asked by name
 	idle   bool     // every key was returned as pending since the last session ended
 }
 
@@ -171,9 +172,6 @@ func (s *Sink) Run(ctx context.Context) error {
 		sess := newSession(ls, &s.stats, s.o, s.wake)
 		sess.demand = func(list []port.Demand) { s.demand(sess, list) }
 		old, again := s.replace(sess)
-		if !ls.Peer().Demand {
-			s.demand(sess, nil) // an older host, which never says what it does not ask for
-		}
 		s.stats.sessions.Add(1)
 		p := ls.Peer()
 		s.log.Info("host connected", "host", p.Name, "version", p.Version, "identity", p.Identity, "address", p.Address, "proof", p.Proof)
@@ -190,10 +188,12 @@ func (s *Sink) Run(ctx context.Context) error {
 }
 
 // replace makes a session the active one. It returns the one before, nil if there
-// was none, and whether that host had taken over from this one earlier.
+// was none, and whether that host had taken over from this one earlier. What another process
+// of a host asked for by name ends first.
 func (s *Sink) replace(sess *session) (old *session, again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.begin(sess.Peer())
 	old, s.cur = s.cur, sess
 	if old != nil {
 		again = s.rivals.takeover(old.Peer(), sess.Peer(), time.Now())
