@@ -24,17 +24,17 @@ type demander interface {
 
 // demands are what a guest is asked for by name. h.mu guards them.
 type demands struct {
-	asked   []string             // for, as the policy has it; not more than once each
-	dropped map[string]time.Time // was, until the guest was told otherwise; until when it may be there still
+	asked   []string             // what the policy asks for, each once
+	ended   map[string]time.Time // what it asked for before; when a port that is still there counts as the guest's own
 	sent    []string             // nil if nothing was
 	again   bool                 // a session began after that
 	waiting map[string]string    // why, by demand, as the guest says; also what was asked for in the guest
 	there   map[string]int       // publications, by demand; asked for by whomever
 }
 
-// dropFor is how long a guest has to withdraw what it was told that nobody here asks for any
-// more.
-const dropFor = 2 * time.Second
+// withdrawalTime is how long a guest has to withdraw what it was told that nobody here asks for
+// any more.
+const withdrawalTime = 2 * time.Second
 
 // ask notes what the policy asks the guest for. h.mu is held.
 func (g *guest) ask() {
@@ -46,10 +46,10 @@ func (g *guest) ask() {
 	}
 }
 
-// dropped reports whether a publication is there by its name alone, and the guest was asked for
+// isEnding reports whether a publication is there by its name alone, and the guest was asked for
 // it and has not had the time to withdraw it since. The rule that asked for it said where it is
 // to be open; without it the address is one that nobody wants. h.mu is held.
-func (g *guest) dropped(p *publication) bool {
+func (g *guest) isEnding(p *publication) bool {
 	if p.wire.Source != port.SourceDemand || !g.peer.Demand {
 		return false
 	}
@@ -58,39 +58,39 @@ func (g *guest) dropped(p *publication) bool {
 		if slices.Contains(g.demands.asked, d) {
 			return false
 		}
-		_, ending := g.demands.dropped[d]
-		was = was || ending || slices.Contains(g.demands.sent, d)
+		_, ended := g.demands.ended[d]
+		was = was || ended || slices.Contains(g.demands.sent, d)
 	}
 	return was
 }
 
-// drop notes what the guest is told not to be asked for any more. h.mu is held.
-func (g *guest) drop() {
+// noteEnded notes what the guest is told not to be asked for any more. h.mu is held.
+func (g *guest) noteEnded() {
 	d := &g.demands
-	if d.dropped == nil {
-		d.dropped = make(map[string]time.Time)
+	if d.ended == nil {
+		d.ended = make(map[string]time.Time)
 	}
 	for _, text := range d.sent {
-		d.dropped[text] = time.Time{}
+		d.ended[text] = time.Time{}
 	}
-	until := time.Now().Add(dropFor)
-	for text := range d.dropped {
-		if d.dropped[text] = until; slices.Contains(d.asked, text) {
-			delete(d.dropped, text)
+	until := time.Now().Add(withdrawalTime)
+	for text := range d.ended {
+		if d.ended[text] = until; slices.Contains(d.asked, text) {
+			delete(d.ended, text)
 		}
 	}
-	if len(d.dropped) > 0 {
+	if len(d.ended) > 0 {
 		g.h.timers.Notify()
 	}
 }
 
-// dropEnd returns when the first of dropped may be there, zero for never: a guest that is away
-// has not heard of it. h.mu is held.
-func (g *guest) dropEnd() (at time.Time) {
+// nextEnd returns the first time of what ended, zero for never: a guest that is away has not heard
+// of it. h.mu is held.
+func (g *guest) nextEnd() (at time.Time) {
 	if !g.connected {
 		return at
 	}
-	for _, end := range g.demands.dropped {
+	for _, end := range g.demands.ended {
 		if at.IsZero() || end.Before(at) {
 			at = end
 		}
@@ -98,13 +98,13 @@ func (g *guest) dropEnd() (at time.Time) {
 	return at
 }
 
-// endDropped decides anew about what the guest has not withdrawn in time: somebody asks for it
+// decideEnded decides anew about what the guest has not withdrawn in time: somebody asks for it
 // there. h.mu is held; the caller commits.
-func (g *guest) endDropped(now time.Time) {
-	if at := g.dropEnd(); at.IsZero() || at.After(now) {
+func (g *guest) decideEnded(now time.Time) {
+	if at := g.nextEnd(); at.IsZero() || at.After(now) {
 		return
 	}
-	maps.DeleteFunc(g.demands.dropped, func(_ string, until time.Time) bool { return !until.After(now) })
+	maps.DeleteFunc(g.demands.ended, func(_ string, until time.Time) bool { return !until.After(now) })
 	for _, p := range g.pubs {
 		if len(p.wire.Demands) > 0 {
 			g.decide(p)
@@ -135,7 +135,7 @@ func (g *guest) demandMessage() *wire.Demand {
 	if g.demands.sent != nil && !g.demands.again && slices.Equal(ports, g.demands.sent) {
 		return nil
 	}
-	g.drop()
+	g.noteEnded()
 	g.demands.sent, g.demands.again = ports, false
 	return &wire.Demand{Ports: ports}
 }

@@ -197,7 +197,7 @@ func TestDemandThatEndsOpensNothing(t *testing.T) {
 	began := time.Now()
 	a.wants(byName.Key, port.Pending)
 	opens("127.0.0.1:80") // somebody in the guest asks for it
-	if d := time.Since(began); d < dropFor/2 {
+	if d := time.Since(began); d < withdrawalTime/2 {
 		t.Errorf("it was opened after %s", d)
 	}
 }

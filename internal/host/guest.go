@@ -580,7 +580,7 @@ func (g *guest) put(p wire.Publication) {
 func (g *guest) decide(pub *publication) {
 	h := g.h
 	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
-	if d.Allow && g.dropped(pub) {
+	if d.Allow && g.isEnding(pub) {
 		d = port.Decision{Pending: true, Reason: "this host does not ask for it any more"}
 	}
 	if d.Allow {

@@ -426,7 +426,7 @@ func (h *Host) due(ctx context.Context, now time.Time) {
 		if !g.keptEnd.IsZero() && !g.keptEnd.After(now) {
 			g.removeKept("its time is over")
 		}
-		g.endDropped(now)
+		g.decideEnded(now)
 	}
 	// What is due soon is done now: one wake-up for many.
 	for _, s := range h.retries.TakeAll(now.Add(retrySlack)) {
@@ -451,7 +451,7 @@ func (h *Host) renew() {
 func (h *Host) next() time.Time {
 	at := h.retries.Next()
 	for _, g := range h.guests {
-		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd, g.dropEnd()} {
+		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd, g.nextEnd()} {
 			if !end.IsZero() && (at.IsZero() || end.Before(at)) {
 				at = end
 			}
