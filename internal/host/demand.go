@@ -84,10 +84,10 @@ func (g *guest) noteEnded() {
 	}
 }
 
-// nextEnd returns the first time of what ended, zero for never: a guest that is away has not heard
-// of it. h.mu is held.
+// nextEnd returns the first time of what ended, zero for never: a guest that is away, or was told
+// nothing in this session, may not have heard of it. h.mu is held.
 func (g *guest) nextEnd() (at time.Time) {
-	if !g.connected {
+	if !g.connected || g.demands.again {
 		return at
 	}
 	for _, end := range g.demands.ended {
@@ -99,14 +99,23 @@ func (g *guest) nextEnd() (at time.Time) {
 }
 
 // decideEnded decides anew about what the guest has not withdrawn in time: somebody asks for it
-// there. h.mu is held; the caller commits.
+// there. What is kept is removed, as the guest has not said that it is there. h.mu is held; the
+// caller commits.
 func (g *guest) decideEnded(now time.Time) {
 	if at := g.nextEnd(); at.IsZero() || at.After(now) {
 		return
 	}
-	maps.DeleteFunc(g.demands.ended, func(_ string, until time.Time) bool { return !until.After(now) })
+	var ending []*publication
 	for _, p := range g.pubs {
-		if len(p.wire.Demands) > 0 {
+		if g.isEnding(p) {
+			ending = append(ending, p)
+		}
+	}
+	maps.DeleteFunc(g.demands.ended, func(_ string, until time.Time) bool { return !until.After(now) })
+	for _, p := range ending {
+		if g.kept.has(p.Key) && !g.isEnding(p) {
+			g.remove(p.Key)
+		} else {
 			g.decide(p)
 		}
 	}

@@ -45,6 +45,13 @@ func asking(t *testing.T, demands ...string) *rules.Set {
 	return s
 }
 
+// webByName is a publication that somebody asked for as web:80.
+func webByName() wire.Publication {
+	p := pub(key(port.TCP, netip.MustParseAddr("172.17.0.2"), 80))
+	p.Source, p.Demands = port.SourceDemand, wire.List[string]{"web:80/tcp"}
+	return p
+}
+
 // A guest is told what is asked for at the start of a session and when that changes, and says
 // why it waits.
 func TestDemandsOfAGuest(t *testing.T) {
@@ -102,8 +109,7 @@ func TestDemandsOfAGuestThatTakesNone(t *testing.T) {
 // What the guest publishes, as somebody asks for it there, does not wait: not for a guest that
 // takes nothing from hosts, nor while it is away.
 func TestDemandThatTheGuestAnswersItself(t *testing.T) {
-	web, byName := asking(t, "web:80").Demands("")[0], pub(key(port.TCP, netip.MustParseAddr("172.17.0.2"), 80))
-	byName.Source, byName.Demands = port.SourceDemand, wire.List[string]{"web:80/tcp"}
+	web, byName := asking(t, "web:80").Demands("")[0], webByName()
 	a := newAgent(t, "vm")
 	a.begins(snapshot(1, byName))
 	h, _ := start(t, Options{Policy: asking(t, "web:80")}, a)
@@ -140,8 +146,7 @@ func TestDemandThatEndsOpensNothing(t *testing.T) {
 		return s
 	}
 	nothing := rules.Empty(rules.Loopback())
-	byName := pub(key(port.TCP, netip.MustParseAddr("172.17.0.2"), 80))
-	byName.Source, byName.Demands = port.SourceDemand, wire.List[string]{"web:80/tcp"}
+	byName := webByName()
 	a, network := newAgent(t, "vm"), newMemory()
 	a.begins(snapshot(1, byName))
 	dial := func(ctx context.Context) (link.Session, error) {
@@ -199,6 +204,45 @@ func TestDemandThatEndsOpensNothing(t *testing.T) {
 	opens("127.0.0.1:80") // somebody in the guest asks for it
 	if d := time.Since(began); d < withdrawalTime/2 {
 		t.Errorf("it was opened after %s", d)
+	}
+}
+
+// takingGuest returns the guest of a host that does not run. It takes forwards by name, and was
+// told that nothing is asked for. h.mu is held until the test ends.
+func takingGuest(t *testing.T) *guest {
+	t.Helper()
+	dial := func(context.Context) (link.Session, error) { return nil, errors.New("not reachable") }
+	h, err := New(Options{Guests: []Guest{{Name: "vm", Dial: dial}}, Policy: rules.Empty(rules.Loopback())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.mu.Lock()
+	t.Cleanup(h.mu.Unlock)
+	g := h.guests[0]
+	g.connected, g.peer.Demand, g.demands.sent = true, true, []string{}
+	return g
+}
+
+// The time to withdraw a port begins when the guest is told in its present session. What it has
+// not reported again by then is not its own.
+func TestEndOfDemandCountsInItsSession(t *testing.T) {
+	byName, now := webByName(), time.Now()
+	g := takingGuest(t)
+	g.demands.ended = map[string]time.Time{"web:80/tcp": now.Add(-time.Second)} // told in an earlier session
+	g.put(byName)
+	g.demandsBegin(g.peer)
+	if g.decideEnded(now); len(g.pubs[byName.Key].claims) > 0 {
+		t.Error("it was opened before the guest was told")
+	}
+	if g.demandMessage() == nil {
+		t.Error("the guest is not told")
+	}
+	g.kept.add(byName.Key)
+	if g.decideEnded(now.Add(withdrawalTime / 2)); g.pubs[byName.Key] == nil {
+		t.Error("it was removed before its time")
+	}
+	if g.decideEnded(now.Add(time.Minute)); g.pubs[byName.Key] != nil {
+		t.Error("what the guest has not reported again is there")
 	}
 }
 
