@@ -70,15 +70,16 @@ func (g *guest) noteEnded() {
 	if d.ended == nil {
 		d.ended = make(map[string]time.Time)
 	}
-	for _, text := range d.sent {
-		d.ended[text] = time.Time{}
-	}
 	until := time.Now().Add(withdrawalTime)
 	for text := range d.ended {
-		if d.ended[text] = until; slices.Contains(d.asked, text) {
-			delete(d.ended, text)
+		if d.again { // it was told so in an earlier session
+			d.ended[text] = until
 		}
 	}
+	for _, text := range d.sent {
+		d.ended[text] = until
+	}
+	maps.DeleteFunc(d.ended, func(text string, _ time.Time) bool { return slices.Contains(d.asked, text) })
 	if len(d.ended) > 0 {
 		g.h.timers.Notify()
 	}

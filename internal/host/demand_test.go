@@ -246,6 +246,20 @@ func TestEndOfDemandCountsInItsSession(t *testing.T) {
 	}
 }
 
+// Changes of what a host asks for leave the time that the guest has for others alone.
+func TestEndOfDemandIsItsOwn(t *testing.T) {
+	g, early := takingGuest(t), time.Now().Add(-time.Second)
+	g.demands.sent, g.demands.ended = []string{"db:1/tcp"}, map[string]time.Time{"web:80/tcp": early}
+	g.noteEnded()
+	if got := g.demands.ended["web:80/tcp"]; !got.Equal(early) || !g.demands.ended["db:1/tcp"].After(early) {
+		t.Errorf("%v, want web:80 at %s and db:1 later", g.demands.ended, early)
+	}
+	g.demands.asked = []string{"web:80/tcp"}
+	if g.noteEnded(); len(g.demands.ended) != 1 {
+		t.Errorf("%v, want db:1 alone: web:80 is asked for anew", g.demands.ended)
+	}
+}
+
 // waits checks what the host lists of ports that are asked for by name and are not there.
 func waits(t *testing.T, h *Host, want ...string) {
 	t.Helper()
