@@ -282,16 +282,17 @@ func TestRulesNotInEffect(t *testing.T) {
 	}
 }
 
-// opensLater is a provider with a port that is closed until a time, for ever if it is zero.
+// opensLater is a provider with a port that is another one from a time on, never if it is zero.
 type opensLater struct {
 	hostOf
-	at time.Time
+	at   time.Time
+	then Publication
 }
 
 func (o *opensLater) List() List {
 	l := o.hostOf.List()
 	if !o.at.IsZero() && !time.Now().Before(o.at) {
-		l.Publications = []Publication{open(8080, 8080)}
+		l.Publications = []Publication{o.then}
 	}
 	return l
 }
@@ -313,7 +314,7 @@ func TestAwaitOpened(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := &opensLater{hostOf: hostOf{ports: []Publication{c.port}}}
+				o := &opensLater{hostOf: hostOf{ports: []Publication{c.port}}, then: open(8080, 8080)}
 				if c.after > 0 {
 					o.at = time.Now().Add(c.after)
 				}
@@ -325,4 +326,32 @@ func TestAwaitOpened(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The answer to an exposure is given when its own rule has opened the port, also if another rule
+// exposes the port for longer.
+func TestAwaitExposedByItsOwnRule(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := forwards.NewStore(filepath.Join(t.TempDir(), "forwards.yaml"), rules.Empty(rules.Asked()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+		first, second := request8080(forwards.Expose, 8080, ""), request8080(forwards.Expose, 8080, vmID)
+		first.Bind, first.Seconds = "192.0.2.1", 3600
+		for _, q := range []forwards.Request{first, second} {
+			if _, err := store.Do(q); err != nil {
+				t.Fatal(err)
+			}
+		}
+		list, err := store.List()
+		if err != nil || len(list) != 2 {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		begun, narrow, wide := time.Now(), open(8080, 8080), open(8080, 8080)
+		narrow.HostAddresses = append(narrow.HostAddresses, netip.MustParseAddrPort("192.0.2.1:8080"))
+		wide.HostAddresses = []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:8080")}
+		narrow.ExposedUntil, wide.ExposedUntil = list[0].Until, list[0].Until
+		o := &opensLater{hostOf: hostOf{ports: []Publication{narrow}}, at: begun.Add(200 * time.Millisecond), then: wide}
+		(&Server{o: Options{Provider: o, Forwards: store}}).awaitExposed(t.Context(), second)
+		if took := time.Since(begun); took < 200*time.Millisecond || took > 300*time.Millisecond {
+			t.Errorf("took %s, want 200 ms", took)
+		}
+	})
 }

@@ -191,10 +191,12 @@ func await(ctx context.Context, done func() bool) {
 	}
 }
 
-// awaitExposed waits until the ports of a request are opened by its rule.
+// awaitExposed waits until the ports of a request are opened by the rule that it added, which may
+// not be the only one that exposes them.
 func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 	list, err := s.o.Forwards.List()
-	i := slices.IndexFunc(list, func(r rules.Rule) bool { return r.Exposes() && r.Match.Names(q.Guest, q.Protocol, q.Port) })
+	undo := forwards.Request{Op: forwards.Hide, Protocol: q.Protocol, Port: q.Port, Guest: q.Guest}
+	i := slices.IndexFunc(list, func(r rules.Rule) bool { u, ok := forwards.Undo(r); return ok && u == undo })
 	if err != nil || i < 0 {
 		return
 	}
