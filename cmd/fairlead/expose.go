@@ -93,7 +93,12 @@ func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.Fo
 		return errors.New("the rule was removed again meanwhile: try again")
 	}
 	r := v.Rules[i]
-	until := r.Until.Format("2006-01-02 15:04:05 UTC")
+	const form = "2006-01-02 15:04:05 UTC"
+	until := r.Until.Format(form)
+	openUntil := until
+	if !v.Until.IsZero() { // an older host does not say it; another rule may expose it for longer
+		openUntil = v.Until.UTC().Format(form)
+	}
 	var lines []string
 	reached := func(line string, list []netip.AddrPort) {
 		lines = append(lines, paint.Paint(status.Red, line))
@@ -106,7 +111,7 @@ func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.Fo
 	}
 	switch {
 	case len(v.Open) > 0:
-		reached(fmt.Sprintf("%s is open to other machines until %s:", at, until), v.Open)
+		reached(fmt.Sprintf("%s is open to other machines until %s:", at, openUntil), v.Open)
 	case len(v.Always) == 0:
 		why := cmp.Or(r.Reason, "a rule of the configuration, or --bind, keeps it on the loopback")
 		if r.Note != "" {
@@ -124,8 +129,11 @@ func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.Fo
 			lines = append(lines, "  "+report.Command)
 		}
 	}
-	if len(v.Open) > 0 || len(v.Always) == 0 {
-		lines = append(lines, fmt.Sprintf("`%s` ends it before.", end))
+	switch {
+	case len(v.Open) > 0 && v.End == "" && !v.Until.IsZero():
+		lines = append(lines, fmt.Sprintf("`%s` ends it before, but for what a rule opens that was written by hand.", end))
+	case len(v.Open) > 0 || len(v.Always) == 0:
+		lines = append(lines, fmt.Sprintf("`%s` ends it before.", status.Quote(cmp.Or(v.End, end))))
 	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err

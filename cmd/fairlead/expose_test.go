@@ -39,6 +39,27 @@ func TestWriteExposed(t *testing.T) {
 	}
 }
 
+// What another rule exposes for longer is said to end then, by all commands that it takes.
+func TestWriteExposedByOthersToo(t *testing.T) {
+	at := func(hour int) time.Time { return time.Date(2026, 11, 21, hour, 0, 0, 0, time.UTC) }
+	const open = "8080/tcp is open to other machines until 2026-11-21 14:00:00 UTC:\n  192.0.2.10:8080\nFirewall: none\n"
+	for end, want := range map[string]string{
+		"one; other": open + "`one; other` ends it before.\n",
+		"":           open + "`mine` ends it before, but for what a rule opens that was written by hand.\n",
+	} {
+		v := status.ForwardChange{
+			Result:   forwards.Result{Added: []string{"expose 8080/tcp"}},
+			Forwards: status.Forwards{Rules: []status.ForwardRule{{Name: "expose 8080/tcp", Until: at(12)}}},
+			Open:     []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:8080")}, Until: at(14), End: end,
+		}
+		var out strings.Builder
+		err := writeExposed(&out, status.Painter{}, "8080/tcp", "mine", v, func([]netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
+		if err != nil || out.String() != want {
+			t.Errorf("%v\n%swant\n%s", err, out.String(), want)
+		}
+	}
+}
+
 // What of an exposure remains closed is told beside what is open, and else beside why not.
 func TestWriteExposedNotes(t *testing.T) {
 	r := status.ForwardRule{Name: "expose 8080/tcp", Reason: "denied by rule 1", Note: "the guest does not publish it"}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
@@ -327,15 +328,38 @@ func (s *Server) setExposedEnds(ports []Publication) {
 	}
 	list, _ := s.o.Forwards.List() // what cannot be read no command changes
 	for i := range ports {
-		p := &ports[i]
-		for _, r := range list {
-			undo, ok := forwards.Undo(r)
-			if ok && undo.Op == forwards.Hide && p.exposed() && r.Until.Equal(p.ExposedUntil) && p.named(&r.Match) {
-				p.ExposedEnd = undo.Command()
-				break
-			}
+		ports[i].ExposedEnd = exposedEnd(list, ports[i:i+1])
+	}
+}
+
+// exposedEnd returns the commands that end the exposures of rows, in one line. It is empty if a
+// rule exposes one that was written by hand.
+func exposedEnd(list []rules.Rule, ports []Publication) string {
+	var ends []string
+	for _, r := range list {
+		if !r.Exposes() || !slices.ContainsFunc(ports, func(p Publication) bool { return p.exposed() && p.named(&r.Match) }) {
+			continue
+		}
+		undo, ok := forwards.Undo(r)
+		if !ok {
+			return ""
+		}
+		ends = append(ends, undo.Command())
+	}
+	return strings.Join(ends, "; ")
+}
+
+// exposures returns until when the ports that a rule names are exposed, by whatever rule, and
+// what ends that; zero and empty if none is. See exposedEnd.
+func (s *Server) exposures(ports []Publication, match rules.Match) (until time.Time, end string) {
+	named := slices.DeleteFunc(slices.Clone(ports), func(p Publication) bool { return !p.exposed() || !match.Names(p.Guest, p.Protocol, p.Port) })
+	for _, p := range named {
+		if p.ExposedUntil.After(until) {
+			until = p.ExposedUntil
 		}
 	}
+	list, _ := s.o.Forwards.List() // what cannot be read no command changes
+	return until, exposedEnd(list, named)
 }
 
 // leftClosed says what remains closed after a change that is to open a port and added no rule:

@@ -264,6 +264,42 @@ func TestExposedEndIsTheRules(t *testing.T) {
 	}
 }
 
+// Where several rules expose a port, it is open until the last one ends, and all of their
+// commands end it. No command ends what a rule does that was written by hand.
+func TestSeveralExposures(t *testing.T) {
+	h := newHostOf(t, open(8080, 8080))
+	h.o.Forwards = forwards.NewStore(filepath.Join(t.TempDir(), "forwards.yaml"), rules.Empty(rules.Asked()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+	long := request8080(forwards.Expose, 8080, "vm")
+	long.Seconds = 3600
+	r, _, err := h.do(t, long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := request8080(forwards.Expose, 8080, "")
+	if _, _, err := h.do(t, short); err != nil {
+		t.Fatal(err)
+	}
+	h.ports[0].ExposedUntil = r.Until
+	check := func(want string) {
+		t.Helper()
+		if h.setExposedEnds(h.ports); h.ports[0].ExposedEnd != want {
+			t.Errorf("%q ends it, want %q", h.ports[0].ExposedEnd, want)
+		}
+		if until, end := h.exposures(h.ports, matchOf(short)); !until.Equal(r.Until) || end != want {
+			t.Errorf("exposed until %s, %q ends it; want %s and %q", until, end, r.Until, want)
+		}
+	}
+	check("fairlead expose 8080/tcp --end --guest " + vmID + "; fairlead expose 8080/tcp --end")
+	text, err := os.ReadFile(h.o.Forwards.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(h.o.Forwards.Path(), []byte(strings.Replace(string(text), "expose 8080/tcp of guest", "mine of guest", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("")
+}
+
 // A rule of the file that is not in effect has no state but the reason.
 func TestRulesNotInEffect(t *testing.T) {
 	h := newHostOf(t, open(8080, 8080))

@@ -53,6 +53,10 @@ type ForwardChange struct {
 	// Open is, after a port was exposed, at which addresses of this system other machines
 	// may reach it; empty if nothing serves it.
 	Open []netip.AddrPort `json:"open,omitempty"`
+	// Until is, where Open is not empty, when the last of the rules ends that open these
+	// addresses; End is as Publication.ExposedEnd.
+	Until time.Time `json:"until,omitzero"`
+	End   string    `json:"end,omitempty"`
 	// Always is, after a port was exposed, at which addresses they may reach it also without
 	// that: the configuration, or what the guest asks for, opens them.
 	Always []netip.AddrPort `json:"always,omitempty"`
@@ -121,7 +125,9 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	change := ForwardChange{Result: result, Forwards: f, Note: s.leftClosed(q, result)}
 	if q.Op == forwards.Expose {
-		change.Open, change.Always = openTo(s.o.Provider.List().Publications, matchOf(q), localAddresses())
+		ports, match := s.o.Provider.List().Publications, matchOf(q)
+		change.Open, change.Always = openTo(ports, match, localAddresses())
+		change.Until, change.End = s.exposures(ports, match)
 		if r.URL.Query().Has("firewall") {
 			change.Firewall = s.firewall(r.Context(), q, slices.Concat(change.Open, change.Always))
 		}
