@@ -231,18 +231,9 @@ func (d *direction) end() {
 	d.waiting = true
 	s.mu.Unlock()
 	// The other direction continues. Nobody reads src any more, so watch for a reset.
-	if err := d.awaitReset(); err != nil {
+	if err := AwaitReset(d.src); err != nil {
 		s.abort(err)
 	}
-}
-
-// awaitReset waits until src, whose end was read, is reset; nil when its read
-// deadline passes.
-func (d *direction) awaitReset() error {
-	if v, ok := d.src.(Stream); ok {
-		return v.AwaitReset()
-	}
-	return awaitReset(d.src)
 }
 
 // drain takes what src sends and drops it, since dst takes nothing any more,
@@ -440,6 +431,16 @@ func Reset(c io.Closer) {
 		_ = l.SetLinger(0)
 	}
 	_ = c.Close()
+}
+
+// AwaitReset waits until c, whose end was read, is reset, and returns that error: by its
+// AwaitReset method if it has one, on TCP by what Linux reports. It returns nil when the read
+// deadline passes, and at once where nothing tells of a reset.
+func AwaitReset(c net.Conn) error {
+	if v, ok := c.(interface{ AwaitReset() error }); ok {
+		return v.AwaitReset()
+	}
+	return awaitReset(c)
 }
 
 // closeWrite ends the writing side. A peer that is already gone is detected by the

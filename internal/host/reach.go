@@ -209,6 +209,9 @@ func (r *reached) Write(b []byte) (int, error) {
 	return n, err
 }
 
+// AwaitReset is forward.AwaitReset of the stream.
+func (r *reached) AwaitReset() error { return forward.AwaitReset(r.Stream) }
+
 // Close implements net.Conn.
 func (r *reached) Close() error { return r.finish(r.Stream.Close, nil) }
 

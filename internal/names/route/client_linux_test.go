@@ -248,6 +248,31 @@ func TestUpgradeHalfClose(t *testing.T) {
 	}
 }
 
+// The reset of a server that has sent its end reaches a client that sends nothing.
+func TestUpgradedServerIsResetAfterItsEnd(t *testing.T) {
+	f := newFake()
+	proceed := make(chan struct{})
+	hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
+		_, _ = io.WriteString(conn, switching)
+		_ = conn.CloseWrite()
+		<-proceed
+		_ = conn.SetLinger(0)
+	})
+	r, at, _ := serve(t, f, nil)
+	conn := dial(t, at)
+	_, _ = io.WriteString(conn, upgrade)
+	if b, err := io.ReadAll(conn); err != nil || string(b) != switching {
+		t.Errorf("read %q, %v", b, err)
+	}
+	close(proceed)
+	wait.Until(t, "the connection is closed", func() error {
+		if s := r.Stats(); s.HTTP != 0 {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+}
+
 // Connections beyond the limit are reset and counted, and do not wait.
 func TestConnectionsBeyondTheLimit(t *testing.T) {
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")

@@ -78,3 +78,6 @@ type fromServer struct {
 
 // Read implements net.Conn.
 func (c *fromServer) Read(b []byte) (int, error) { return c.all.Read(b) }
+
+// AwaitReset is forward.AwaitReset of the connection to the server.
+func (c *fromServer) AwaitReset() error { return forward.AwaitReset(c.Stream) }
