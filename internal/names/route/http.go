@@ -79,10 +79,10 @@ func (r *Router) handle(life context.Context, w http.ResponseWriter, q *http.Req
 		r.page(w, q)
 	case found.Outcome == names.Ambiguous && local:
 		r.count(resultAmbiguous)
-		choose(w, q, http.StatusConflict, "Several have this name. Their own names:", found.Names)
+		r.choose(w, q, http.StatusConflict, "Several have this name. Their own names:", found.Names)
 	case found.Outcome == names.Choice && local:
 		r.count(resultUnknown)
-		choose(w, q, http.StatusNotFound, "This name has several ports, or not this one:", found.Names)
+		r.choose(w, q, http.StatusNotFound, "This name has several ports, or not this one:", found.Names)
 	default:
 		r.count(resultUnknown)
 		text := "Nothing that is published has this name."

@@ -3,6 +3,7 @@
 package route
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"html"
@@ -42,14 +43,14 @@ func refuse(w http.ResponseWriter, code int, text string) {
 }
 
 // choose answers names to choose from.
-func choose(w http.ResponseWriter, q *http.Request, code int, text string, list []string) {
+func (r *Router) choose(w http.ResponseWriter, q *http.Request, code int, text string, list []string) {
 	headers(w, "text/html")
 	w.WriteHeader(code)
 	var b strings.Builder
 	begin(&b, q.Host, "")
 	fmt.Fprintf(&b, "<p>%s</p>\n<ul>\n", html.EscapeString(text))
 	for _, name := range list {
-		fmt.Fprintf(&b, "<li>%s</li>\n", anchor(name, q))
+		fmt.Fprintf(&b, "<li>%s</li>\n", r.anchor(name, q))
 	}
 	b.WriteString("</ul>\n</html>\n")
 	_, _ = w.Write([]byte(b.String()))
@@ -61,10 +62,14 @@ func begin(b *strings.Builder, title, more string) {
 		"<title>%s</title>\n<link rel=\"icon\" href=\"data:,\">\n%s<h1>%s</h1>\n", title, more, title)
 }
 
-// anchor is a link to a name, which consists of letters, digits, hyphens and dots, at the port
-// at which this request came.
-func anchor(name string, q *http.Request) string {
-	return fmt.Sprintf(`<a href="http://%s/">%s</a>`, html.EscapeString(withPort(name, q)), html.EscapeString(name))
+// anchor is a link to a whole name; of port 443 by the one that certificates have.
+func (r *Router) anchor(name string, q *http.Request) string {
+	part, _ := names.FromHost(name, r.opt.Domain)
+	found := r.Table().Find(part, usualHTTP)
+	if found.Outcome == names.Leads && found.Port.Key.Port == TLSPort {
+		return r.linkTo(cmp.Or(r.Table().NameOf(found.Port), name), name, TLSPort, q)
+	}
+	return r.linkTo(name, name, usualHTTP, q)
 }
 
 // page serves the list of names to this machine, under the name localhost or a loopback

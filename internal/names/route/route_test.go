@@ -364,8 +364,8 @@ func TestForeignNamesLearnNothing(t *testing.T) {
 func TestOtherMachinesLearnNothing(t *testing.T) {
 	f := newFake()
 	f.put("vm", "web", 8080, server(t, "web"))
-	f.put("vm", "two", 8081, server(t, "two"))
-	f.put("vm", "two", 8082, server(t, "two"))
+	f.put("build", "two", 8081, server(t, "two"))
+	f.put("build", "two", 8082, server(t, "two"))
 	r := New(Options{Host: f, Domain: names.Local, Logger: slog.New(slog.DiscardHandler)})
 	far := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 80}
 	for _, host := range []string{"web.localhost", "two.localhost", "localhost", "127.0.0.1", "none.localhost"} {
@@ -402,6 +402,8 @@ func TestURLOfTLS(t *testing.T) {
 	f.put("vm", "both", 80, "")
 	f.put("vm", "both", 443, "")
 	f.put("dev", "secure", 443, "")
+	f.put("build", "two", 443, "")
+	f.put("build", "two", 8080, "")
 	r, at, secure := serve(t, f, nil)
 	if got, want := r.URL("both.localhost", 443), fmt.Sprintf("https://both.localhost:%d", secure.Port()); got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -415,6 +417,15 @@ func TestURLOfTLS(t *testing.T) {
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("no %s in\n%s", want, body)
+		}
+	}
+	_, body, _ = get(t, client(t, at), "http://two.localhost/")
+	for _, want := range []string{
+		fmt.Sprintf(`<a href="https://two.localhost:%d/">443.two.localhost</a>`, secure.Port()),
+		`<a href="http://8080.two.localhost/">8080.two.localhost</a>`,
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("no %s among the choices in\n%s", want, body)
 		}
 	}
 	r, at, _ = serve(t, f, func(o *Options) { o.TLS = nil })
@@ -731,8 +742,8 @@ func TestTLSIsLedByItsName(t *testing.T) {
 	f := newFake()
 	address, _ := tlsServer(t, "web")
 	f.put("vm", "web", 8443, address)
-	f.put("vm", "two", 80, "")
-	f.put("vm", "two", 443, address)
+	f.put("build", "two", 80, "")
+	f.put("build", "two", 443, address)
 	f.put("a", "twin", 443, address)
 	f.put("b", "twin", 443, address)
 	r, _, at := serve(t, f, nil)
