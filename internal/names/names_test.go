@@ -190,6 +190,11 @@ func TestNamesOf(t *testing.T) {
 	if got := table.NamesOf(other); got != nil {
 		t.Errorf("of another: %s", got)
 	}
+	udp := one
+	udp.Key.Protocol = port.UDP
+	if list, name := table.NamesOf(udp), table.NameOf(udp); list != nil || name != "" {
+		t.Errorf("of UDP: %q and %q, and names lead to no UDP port", list, name)
+	}
 	for want, p := range map[string]Port{"web.localhost": one, "many.localhost": many, "": other} {
 		if got := table.NameOf(p); got != want {
 			t.Errorf("without a number: %q, want %q", got, want)

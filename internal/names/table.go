@@ -260,10 +260,10 @@ func (t *Table) namesOf(o *owner) (list []string) {
 }
 
 // NamesOf returns the whole names of a port, shortest first: with its number if its owner
-// has several.
+// has several. A UDP port has none.
 func (t *Table) NamesOf(p Port) (list []string) {
 	o := t.known[p.identity()]
-	if o == nil || o.ports[p.Key.Port].Owner.ID == "" {
+	if o == nil || p.Key.Protocol != port.TCP || o.ports[p.Key.Port].Owner.ID == "" {
 		return nil
 	}
 	if len(o.ports) > 1 {
@@ -273,9 +273,10 @@ func (t *Table) NamesOf(p Port) (list []string) {
 }
 
 // NameOf returns the shortest whole name that means a port's owner alone, without a number; "" if
-// there is none. It leads to a port that such a name means: 80 over HTTP, 443 over TLS.
+// there is none, and of a UDP port. It leads to a port that such a name means: 80 over HTTP, 443
+// over TLS.
 func (t *Table) NameOf(p Port) string {
-	if o := t.known[p.identity()]; o != nil {
+	if o := t.known[p.identity()]; o != nil && p.Key.Protocol == port.TCP {
 		return t.best(o)
 	}
 	return ""
