@@ -198,7 +198,8 @@ func TestUpgradeUnasked(t *testing.T) {
 			defer close(sent)
 			_, _ = io.WriteString(conn, request)
 		}()
-		if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusBadGateway {
+		const want = "The server cannot be used by name: it changed the protocol unasked, or without saying to which\n"
+		if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusBadGateway || body != want {
 			t.Errorf("%.20q: %d %q", request, code, body)
 		}
 		<-sent

@@ -186,6 +186,8 @@ func failure(err error) (code int, text string) {
 		return http.StatusForbidden, "The host's rules do not open this port."
 	case errors.Is(err, host.ErrLimit):
 		return http.StatusServiceUnavailable, "Too many connections to this guest."
+	case errors.Is(err, errEarly), errors.Is(err, errUnasked):
+		return http.StatusBadGateway, "The server cannot be used by name: " + err.Error()
 	}
 	return http.StatusBadGateway, "The server did not answer: " + err.Error()
 }

@@ -18,7 +18,7 @@ import (
 
 var (
 	errEarly   = errors.New("it changed the protocol before it had the whole request")
-	errUnasked = errors.New("it changed the protocol, which was not asked for")
+	errUnasked = errors.New("it changed the protocol unasked, or without saying to which")
 
 	// errUpgraded tells httputil.ReverseProxy that there is nothing left to answer.
 	errUpgraded = errors.New("the connection was upgraded")
