@@ -145,7 +145,7 @@ func TestUpgradeInTheMiddleOfARequestIsRefused(t *testing.T) {
 		_, _ = io.WriteString(conn, switching)
 		_, _ = io.Copy(io.Discard, rw)
 	})
-	r, at, _ := serve(t, f, func(o *Options) { o.HeaderTimeout = 100 * time.Millisecond })
+	r, at, _ := serve(t, f, func(o *Options) { o.HeaderTimeout = time.Second }) // also for the head
 	conn := dial(t, at)
 	_, _ = io.WriteString(conn, upgradePost+"Content-Length: 9\r\n\r\nx")
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
