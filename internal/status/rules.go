@@ -27,7 +27,8 @@ type RuleQuery struct {
 // RuleVerdict is what rules decide about a port: the output of "rules test -o json".
 type RuleVerdict struct {
 	Publication string       `json:"publication"`
-	Guest       string       `json:"guest,omitempty"` // on a host, where the rules name guests: as rules match it
+	Demand      string       `json:"demand,omitempty"` // that of the query
+	Guest       string       `json:"guest,omitempty"`  // on a host, where the rules name guests: as rules match it
 	Allow       bool         `json:"allow"`
 	Rule        string       `json:"rule"`
 	Reason      string       `json:"reason"`
@@ -46,7 +47,7 @@ func (q RuleQuery) Decide(set *rules.Set) (RuleVerdict, error) {
 		return RuleVerdict{}, errors.New("an agent has no guests: run this on the host, or without --guest")
 	}
 	p := q.publication()
-	return verdict(p, set.Decide(p), set.Explain(p)), nil
+	return q.verdict(p, set.Decide(p), set.Explain(p)), nil
 }
 
 // DecideHost applies the rules of a host with these guests to the port, for which the guest
@@ -62,7 +63,7 @@ func (q RuleQuery) DecideHost(set *rules.Set, guests []Peer) (RuleVerdict, error
 		titles = append(titles, names[g.id()])
 		if q.Guest == "" || q.Guest == g.id() || q.Guest == names[g.id()] {
 			d, steps := set.ExplainHost(g.id(), p, host)
-			v := verdict(p, d, steps)
+			v := q.verdict(p, d, steps)
 			v.Guest = g.id()
 			list = append(list, v)
 		}
@@ -70,7 +71,7 @@ func (q RuleQuery) DecideHost(set *rules.Set, guests []Peer) (RuleVerdict, error
 	switch {
 	case len(guests) == 0 && q.Guest == "":
 		d, steps := set.ExplainHost("", p, host)
-		return verdict(p, d, steps), nil
+		return q.verdict(p, d, steps), nil
 	case len(list) == 0:
 		return RuleVerdict{}, fmt.Errorf("--guest %q: this host has no such guest: want %s", q.Guest, yamltree.OneOf(titles))
 	case len(list) == 1:
@@ -85,8 +86,10 @@ func (q RuleQuery) DecideHost(set *rules.Set, guests []Peer) (RuleVerdict, error
 	return list[0], nil
 }
 
-func verdict(p port.Publication, d port.Decision, steps []rules.Step) RuleVerdict {
-	v := RuleVerdict{Publication: p.String(), Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: steps, Warnings: d.Warnings()}
+func (q RuleQuery) verdict(p port.Publication, d port.Decision, steps []rules.Step) RuleVerdict {
+	v := RuleVerdict{
+		Publication: p.String(), Demand: q.Demand, Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: steps, Warnings: d.Warnings(),
+	}
 	for _, a := range d.Host {
 		v.Host = append(v.Host, a.String())
 	}
@@ -119,11 +122,18 @@ const maxRuleQuery = 64 << 10
 // ErrNoRules is returned by a process that tests no rules: a host peer of an older version.
 var ErrNoRules = errors.New("a host peer of an older version answers here, and tests no rules: update it, run this in the guest, or give --config FILE")
 
+// errNoDemands is returned for a process that drops what it does not know of a query, and would
+// decide about another port.
+var errNoDemands = errors.New("fairlead of an older version answers here, and tests no rules of what is asked for by name: update it, or give --config FILE")
+
 // TestRules asks an agent or a host what its current rules decide about a port.
 func (c *Client) TestRules(ctx context.Context, q RuleQuery) (RuleVerdict, error) {
 	v, err := ask[RuleVerdict](ctx, c, http.MethodPost, "/v1/rules", q, 0)
 	if errors.Is(err, errNotFound) {
 		err = fmt.Errorf("control socket %s: %w", c.path, ErrNoRules)
+	}
+	if err == nil && v.Demand != q.Demand {
+		err = fmt.Errorf("control socket %s: %w", c.path, errNoDemands)
 	}
 	return v, err
 }
