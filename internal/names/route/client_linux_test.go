@@ -161,9 +161,9 @@ func TestUpgradeInTheMiddleOfARequestIsRefused(t *testing.T) {
 	}
 }
 
-// A request whose body is chunked is passed on, and its wish to upgrade is not: nobody tells
-// when all of the body has been sent.
-func TestUpgradeOfAChunkedRequest(t *testing.T) {
+// A request is passed on without its wish to upgrade where its body is chunked, as nobody tells
+// when all of it has been sent, and of HTTP/1.0, which has no upgrades.
+func TestRequestsThatDoNotUpgrade(t *testing.T) {
 	f := newFake()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		b, err := io.ReadAll(q.Body)
@@ -172,10 +172,15 @@ func TestUpgradeOfAChunkedRequest(t *testing.T) {
 	t.Cleanup(s.Close)
 	f.put("vm", "web", 80, s.Listener.Addr().String())
 	_, at, _ := serve(t, f, nil)
-	conn := dial(t, at)
-	_, _ = io.WriteString(conn, upgradePost+"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n")
-	if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusOK || body != "body<nil> [] [close]" {
-		t.Errorf("%d %q", code, body)
+	for request, want := range map[string]string{
+		upgradePost + "Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n": "body<nil> [] [close]",
+		strings.Replace(upgrade, "HTTP/1.1", "HTTP/1.0", 1):                      "<nil> [] [close]",
+	} {
+		conn := dial(t, at)
+		_, _ = io.WriteString(conn, request)
+		if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusOK || body != want {
+			t.Errorf("%.20q: %d %q, want %q", request, code, body, want)
+		}
 	}
 }
 

@@ -141,7 +141,8 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 			p.Out.URL.RawQuery = p.In.URL.RawQuery
 			p.Out.Trailer = p.In.Trailer // has its values once the body was read
 			// http.Transport does not tell when it has sent the end of a chunked body; see upgrade.
-			if p.In.ContentLength < 0 {
+			// HTTP/1.0 has no upgrades (RFC 9110, section 7.8).
+			if p.In.ContentLength < 0 || !p.In.ProtoAtLeast(1, 1) {
 				p.Out.Header.Del("Connection")
 				p.Out.Header.Del("Upgrade")
 			}
