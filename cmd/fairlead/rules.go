@@ -55,7 +55,7 @@ func newRulesTest() *cobra.Command {
 					return usageError{fmt.Errorf("--source %s: what is asked for by name is of source %s", source, port.SourceDemand)}
 				}
 				source = port.SourceDemand
-				asDemanded(c, d, &address, &kind, &owner)
+				defaultsByName(c, d, &address, &kind, &owner)
 			}
 			addr, err := netip.ParseAddr(address)
 			if err != nil {
@@ -78,7 +78,7 @@ func newRulesTest() *cobra.Command {
 	f.StringVar(&file, "config", "", "test the rules of this file instead of those of the running agent or host")
 	controlFlag(c, &control)
 	f.StringVar(&guest, "guest", "", "on a host: the guest that has the port")
-	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port; with a NAME by default "+anyOwn+", for that of the container")
+	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port; with a NAME "+exampleAddress+" stands for the container's")
 	f.StringVar(&source, "source", "socket", "source that reports it: "+strings.Join(rules.Sources(), ", "))
 	f.StringVar(&kind, "owner", "process", "kind of its owner: container, service, process or unknown")
 	f.StringVar(&owner.Name, "name", "", "name of its owner")
@@ -89,18 +89,19 @@ func newRulesTest() *cobra.Command {
 	return c
 }
 
-// anyOwn stands for the address of a container or Service, which is not known here.
-const anyOwn = "192.0.2.1"
+// exampleAddress, of RFC 5737, stands for the address of a container or Service, which is not
+// known here.
+const exampleAddress = "192.0.2.1"
 
-// asDemanded sets what flags leave open of a port that is asked for by name. Of a container
+// defaultsByName sets what flags leave open of a port that is asked for by name. Of a container
 // with a scope the name is not known: the scope may be a Compose project.
-func asDemanded(c *cobra.Command, d port.Demand, address, kind *string, owner *port.Owner) {
+func defaultsByName(c *cobra.Command, d port.Demand, address, kind *string, owner *port.Owner) {
 	set := func(flag string, to *string, value string) {
 		if !c.Flags().Changed(flag) {
 			*to = value
 		}
 	}
-	set("address", address, anyOwn)
+	set("address", address, exampleAddress)
 	if d.Service {
 		set("owner", kind, port.OwnerService.String())
 		set("namespace", &owner.Namespace, d.Scope)

@@ -107,7 +107,7 @@ func (d document) add(block string, permitted permit) (document, error) {
 			return d, err
 		}
 		for _, o := range d.rules {
-			// One that moves says itself what to do. One that waits would wait for ever behind it.
+			// A rule with onConflict next or any takes another port. Any other would never be open.
 			if !r.OnConflict.Moves() && collide(r, o) {
 				return d, fmt.Errorf("host port %d is taken by %q: choose another one with --to, or remove that", hostPort(r), o.Name)
 			}

@@ -177,7 +177,8 @@ func Undo(r rules.Rule) (Request, bool) {
 	return q, ok && q.validate() == nil && r.Name == word+" "+q.target() && makes(kind(word), r)
 }
 
-// makes reports whether a request makes a rule of a kind with what r matches by and does.
+// makes reports whether r, named as a rule of kind k, matches and does only what a request can
+// ask for.
 func makes(k kind, r rules.Rule) bool {
 	m := r.Match
 	plain := rules.Match{Protocol: m.Protocol, Ports: m.Ports, Demand: m.Demand, Name: m.Name, Guest: m.Guest}

@@ -43,9 +43,9 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 			f.HostPorts = append(f.HostPorts, port.Slot{Protocol: pub.Key.Protocol, Port: o.HostAddress.Port()})
 		}
 		if pub.Key.Port != q.Port {
-			led := explain.Led{Slot: pub.Key.Slot(), Guest: names[pub.Guest]}
-			if leadsTo(pub, q.Port) && !slices.Contains(f.Led, led) {
-				f.Led = append(f.Led, led)
+			other := explain.OtherPort{Slot: pub.Key.Slot(), Guest: names[pub.Guest]}
+			if leadsTo(pub, q.Port) && !slices.Contains(f.OtherPorts, other) {
+				f.OtherPorts = append(f.OtherPorts, other)
 			}
 			continue
 		}

@@ -108,8 +108,9 @@ func (v side) name(r *rule) string {
 }
 
 // overlay applies the run-time rules to what the configuration decides by winner, nil if
-// no rule of it did. Within is where p appears unless a run-time rule narrows it. A denial of
-// winner stands, unless that has no host port for p and a run-time rule has one.
+// no rule of it did. Within is where p appears unless a run-time rule narrows it. A winner that
+// denies is final. One that allows but has no host port for p gives way to a run-time rule that
+// has one.
 func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule, within []netip.AddrPort) (port.Decision, *rule) {
 	if winner != nil && winner.Deny {
 		return d, winner

@@ -38,8 +38,8 @@ type Facts struct {
 	Runtime []rules.Rule
 	// HostPorts are the host ports that ports of fairlead have or want, as far as they are known.
 	HostPorts    []port.Slot
-	Led          []Led    // on a host: other guest ports that are open at this number
-	Refused      *Refusal // the last host that was refused, if none is connected
+	OtherPorts   []OtherPort // on a host: that are open at this number
+	Refused      *Refusal    // the last host that was refused, if none is connected
 	Publications []Publication
 	Sockets      []Socket // in the watched network namespace, without a publication
 	Elsewhere    []Socket // in other network namespaces
@@ -49,8 +49,8 @@ type Facts struct {
 	Missing      []string    // what could not be checked, and why
 }
 
-// Led is a guest port that is open on the host at another number.
-type Led struct {
+// OtherPort is a guest port that is open on the host at another number.
+type OtherPort struct {
 	port.Slot
 	Guest string // how it is shown
 }

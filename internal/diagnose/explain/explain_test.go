@@ -301,11 +301,11 @@ var cases = []struct {
 	{"similar", Facts{Similar: []port.Slot{{Protocol: port.TCP, Port: 8081}}}, VerdictNothingHere, "nothing", "did you mean 8081/tcp?"},
 	{"nothing on a host", Facts{Host: true}, VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest"},
 	{
-		"a host port", Facts{Host: true, Led: []Led{{Slot: port.Slot{Protocol: port.TCP, Port: 80}, Guest: "dev"}}},
+		"a host port", Facts{Host: true, OtherPorts: []OtherPort{{Slot: port.Slot{Protocol: port.TCP, Port: 80}, Guest: "dev"}}},
 		VerdictHostPort, "8080/tcp is the host port of port 80/tcp of guest dev", "run: fairlead explain 80/tcp",
 	},
 	{
-		"a host port of the other protocol", Facts{Host: true, Led: []Led{{Slot: port.Slot{Protocol: port.UDP, Port: 80}, Guest: "dev"}}},
+		"a host port of the other protocol", Facts{Host: true, OtherPorts: []OtherPort{{Slot: port.Slot{Protocol: port.UDP, Port: 80}, Guest: "dev"}}},
 		VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest",
 	},
 	{

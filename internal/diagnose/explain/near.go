@@ -21,7 +21,7 @@ type finding struct {
 // matter.
 func (f *Facts) related(published bool) []finding {
 	var list []finding
-	for _, l := range f.Led {
+	for _, l := range f.OtherPorts {
 		if f.Query.asks(l.Protocol) {
 			list = append(list, finding{
 				VerdictHostPort, fmt.Sprintf("%d/%s is the host port of port %s of guest %s", f.Query.Port, l.Protocol, l.Slot, l.Guest),

@@ -26,9 +26,9 @@ var (
 
 // upgrade passes on that the server has changed the protocol, and moves bytes as a connection
 // to the port does, until both directions ended or ctx does: httputil.ReverseProxy's own tunnel
-// passes on no reset. A client changes the protocol behind its request (RFC 9110, section 7.8):
-// until written, http.Transport reads the request's body from the buffer that the
-// upgraded connection begins with. It returns errUpgraded, or why the change is refused.
+// passes on no reset. The upgraded connection begins behind the request (RFC 9110, section 7.8).
+// Until written, http.Transport still reads the request's body from the buffer in which that
+// beginning is. It returns errUpgraded, or why the change is refused.
 func (r *Router) upgrade(ctx context.Context, w http.ResponseWriter, resp *http.Response, body *upload, written schedule.Signal, server link.Stream) error {
 	if _, changed := resp.Body.(io.Writer); !changed || resp.Request.Header.Get("Upgrade") == "" {
 		return errUnasked

@@ -123,8 +123,8 @@ func (s *Source) Ask(who string, list []port.Demand) {
 	s.wake.Notify()
 }
 
-// Drop replaces what somebody asks for by what of it is in list as well. What is reported and
-// nobody asks for any more is withdrawn when Drop returns.
+// Drop ends what somebody asks for that is not in list. When it returns, what nobody else asks for
+// is withdrawn.
 func (s *Source) Drop(who string, list []port.Demand) {
 	s.mu.Lock()
 	left := slices.DeleteFunc(slices.Clone(s.asked[who]), func(d port.Demand) bool { return !slices.Contains(list, d) })

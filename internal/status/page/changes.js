@@ -62,8 +62,8 @@ function said(request, change) {
   return lines;
 }
 
-// inParentheses is what is to be known of a rule that was added: its state, unless it has the
-// effect that is asked for, and what is not as asked for.
+// inParentheses is what is to be known of a rule that was added: its state unless that is as asked
+// for, and its note.
 function inParentheses({ action, state, reason, note }) {
   const list = [];
   if (action === 'deny') list.push(reason);
