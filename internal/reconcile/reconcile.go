@@ -277,7 +277,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 				h.release(tx, k.Slot())
 			case !there && !wanted:
 				delete(h.pending, k)
-			case wanted && r.o.HoldDown > 0 && !replaced(view, old) && !forbidden(view, k.Slot()):
+			case wanted && r.o.HoldDown > 0 && !byName(old) && !replaced(view, old) && !forbidden(view, k.Slot()):
 				h.add(k, time.Now().Add(r.o.HoldDown))
 			default:
 				tx.Delete(k)
@@ -287,6 +287,12 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 	if len(denied) > 0 && r.o.Denied != nil {
 		r.o.Denied(denied)
 	}
+}
+
+// byName reports whether somebody asked for p by name. Who asks no more wants it closed, and the
+// rule that said where it is to be open has gone, maybe on the host.
+func byName(p port.Publication) bool {
+	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand })
 }
 
 // replaced reports whether another publication took over all host addresses of p,

@@ -194,6 +194,18 @@ func TestHoldDownZero(t *testing.T) {
 	})
 }
 
+func TestWhatIsAskedForByNameIsNotHeld(t *testing.T) {
+	s := newSink()
+	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
+		p := pub("172.17.0.2:80", true)
+		p.Origins = []port.OriginInfo{{Origin: port.Origin{Source: port.SourceDemand, ID: "web:80/tcp"}}}
+		g.put(p)
+		want(t, s, "tcp 172.17.0.2:80")
+		g.drop(p)
+		want(t, s)
+	})
+}
+
 func TestReplacedPublicationIsNotHeld(t *testing.T) {
 	s := newSink()
 	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
