@@ -47,7 +47,7 @@ struct event {
 	__u8 comm[16];	  /* of the first thread of the process that caused the event */
 };
 _Static_assert(sizeof(struct event) == 88, "event is the ABI with the agent");
-_Static_assert(sizeof(struct event) <= 128, "a burst must fit the ring");
+_Static_assert(20000 * (sizeof(struct event) + 8) <= 2 << 20, "10,000 listeners must fit the ring");
 _Static_assert(__builtin_offsetof(struct event, address) == 56, "no hidden padding");
 
 /*

@@ -299,7 +299,9 @@ func (a *Agent) newNATSource() (Source, error) {
 
 // natOptions are those of the configuration.
 func (a *Agent) natOptions() nat.Options {
-	o := nat.Options{MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: 2 * a.cfg.EventBuffer << 10, Types: &a.types}
+	// The kernel takes no number above 31 bits.
+	buffer := min(4*a.cfg.EventBuffer, 1<<20) << 10
+	o := nat.Options{MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: buffer, Types: &a.types}
 	if !a.mayLoadBPF() {
 		o.Methods = []string{nat.MethodNetlink, nat.MethodGeneration}
 	}

@@ -29,3 +29,21 @@ func TestConfiguredIntervalsAccepted(t *testing.T) {
 		}
 	}
 }
+
+// NAT rules have a queue of four times the event buffer, and of no more than the kernel takes.
+func TestBufferOfNATRules(t *testing.T) {
+	for buffer, want := range map[string]int{"": 8 << 20, "64": 256 << 10, "1048576": 1 << 30} {
+		cfg, err := config.LoadAgent("", nil, func(name string) (string, bool) {
+			if name != "FAIRLEAD_EVENT_BUFFER" || buffer == "" {
+				return "", false
+			}
+			return buffer, true
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := (&Agent{cfg: cfg}).natOptions().ReceiveBuffer; got != want {
+			t.Errorf("with an event buffer of %q KiB: %d bytes, want %d", buffer, got, want)
+		}
+	}
+}

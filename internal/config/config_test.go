@@ -240,7 +240,7 @@ func quoteList(f field, text string) string {
 func TestDefaults(t *testing.T) {
 	want := map[string]string{
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
-		"source": "socket,nat,docker,podman,containerd,kube,users", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "eventBuffer": "4096", "holdDown": "150ms",
+		"source": "socket,nat,docker,podman,containerd,kube,users", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "eventBuffer": "2048", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "labels": "false", "rulesFile": "", "forwardsFile": "/var/lib/fairlead/forwards.yaml", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true", "hostForwards": "false", "selfTest": "false",

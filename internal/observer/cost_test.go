@@ -7,6 +7,7 @@ package observer
 import (
 	"context"
 	"testing"
+	"unsafe"
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
@@ -50,5 +51,15 @@ func TestCompleteEventsNeedNoDump(t *testing.T) {
 	}
 	if e.resolve != 0 || dumps != 0 || len(e.batch) != 1000 {
 		t.Errorf("1,000 events made %d changes, asked for a dump of %v and made %d", len(e.batch), e.resolve, dumps)
+	}
+}
+
+// By default the ring has room for the events of 10,000 listeners, which have two each. An
+// event has a header of 8 bytes.
+func TestRingHoldsABurst(t *testing.T) {
+	var o Options
+	o.setDefaults()
+	if need := 20_000 * (8 + int(unsafe.Sizeof(bpf.SockEvent{}))); o.RingBytes < need {
+		t.Errorf("%d bytes, want at least %d", o.RingBytes, need)
 	}
 }
