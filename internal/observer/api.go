@@ -17,17 +17,18 @@ import (
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// Socket is one socket that serves a port, or could.
+// Socket is one socket that serves a port, or could. There may be many, so small fields
+// are side by side.
 type Socket struct {
 	// Cookie identifies the socket for the life of the kernel (SO_COOKIE).
 	Cookie uint64
-
-	Protocol port.Protocol
 
 	// Address is the local address, unmapped, without a zone; Device has the
 	// interface of a link-local address.
 	Address netip.Addr
 	Port    uint16 // 1 to 65535
+
+	Protocol port.Protocol
 
 	// V6Only says that a :: socket does not serve IPv4 (IPV6_V6ONLY). It is
 	// false for all other addresses.
@@ -37,9 +38,15 @@ type Socket struct {
 	// peer. It is false for TCP that is bound only.
 	Listening bool
 
-	Device   uint32 // interface index that the socket is bound to, or 0
-	NetNS    uint32 // inode of the network namespace
-	CgroupID uint64 // inode of the socket's cgroup2 directory, 0 if unknown
+	// Sought is true after /proc was searched for the process, or for the one that
+	// holds the socket now (Observer.SearchOwner), and did not have it. Where it
+	// cannot be read in full, that is after three searches.
+	Sought bool
+
+	UID    uint32 // the socket's owner
+	Inode  uint32 // of the socket, as in /proc/PID/fd
+	Device uint32 // interface index that the socket is bound to, or 0
+	NetNS  uint32 // inode of the network namespace
 
 	// PID is the process that bound the socket or made it listen, as seen in
 	// the agent's pid namespace; 0 if unknown or not visible there. The process
@@ -52,13 +59,7 @@ type Socket struct {
 	// PID is. A process that has the number now and started later is another one.
 	PIDSeen int64
 
-	// Sought is true after /proc was searched for the process, or for the one that
-	// holds the socket now (Observer.SearchOwner), and did not have it. Where it
-	// cannot be read in full, that is after three searches.
-	Sought bool
-
-	UID   uint32 // the socket's owner
-	Inode uint32 // of the socket, as in /proc/PID/fd
+	CgroupID uint64 // inode of the socket's cgroup2 directory, 0 if unknown
 
 	// Observed is CLOCK_MONOTONIC in nanoseconds at the event, 0 from a dump.
 	Observed int64
