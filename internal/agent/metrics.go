@@ -15,16 +15,15 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
-// propagated records the time from p's kernel event to the acknowledgement of sink.
-func (a *Agent) propagated(sink string, p port.Publication) {
-	if p.Observed == 0 {
-		return
-	}
+// propagated records the times from kernel events to the acknowledgement of sink.
+func (a *Agent) propagated(sink string, observed []int64) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return
 	}
-	a.metrics.Propagated(sink, time.Duration(now.Nano()-p.Observed))
+	for _, at := range observed {
+		a.metrics.Propagated(sink, time.Duration(now.Nano()-at))
+	}
 }
 
 // count collects the counters of all parts.

@@ -75,7 +75,7 @@ func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes])
 	reported, _ := outs.Get(p.Key)
 	list := make([]status.Outcome, 0, len(reported))
 	for _, o := range reported {
-		list = append(list, status.DescribeOutcome(o.Sink, o.Outcome))
+		list = append(list, status.DescribeOutcome(o.Sink, o.Outcome(p.Key)))
 	}
 	row := status.Describe(p, list)
 	if p.Decision.Allow && len(p.Dial) == 0 && row.Reason == "" {

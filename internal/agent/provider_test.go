@@ -42,9 +42,9 @@ func provided(n int) provider {
 			if i%2 == 0 {
 				state = port.Active
 			}
-			tx.Put(key(i), reconcile.Outcomes{{Sink: "hostlink", Outcome: port.Outcome{Key: key(i), State: state}}})
+			tx.Put(key(i), reconcile.Outcomes{{Sink: "hostlink", State: state}})
 		}
-		tx.Put(key(n), reconcile.Outcomes{{Sink: "hostlink", Outcome: port.Outcome{Key: key(n), State: port.Active}}})
+		tx.Put(key(n), reconcile.Outcomes{{Sink: "hostlink", State: port.Active}})
 	})
 	return p
 }

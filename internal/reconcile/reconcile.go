@@ -48,15 +48,29 @@ type Options struct {
 	// Denied, if not nil, is called with the keys that a rule forbade while they
 	// were wanted, so that their flows can be reset.
 	Denied func([]port.Key)
-	// Synced, if not nil, is called with each publication that a sink made active.
-	Synced func(sink string, p port.Publication)
+	// Synced, if not nil, is called with the times of the events of the publications that a
+	// sink made active, as far as they came by events (port.Publication.Observed).
+	Synced func(sink string, observed []int64)
 	Logger *slog.Logger
 }
 
-// SinkOutcome is an outcome with the sink that returned it.
+// SinkOutcome is an outcome of one publication with the sink that returned it.
 type SinkOutcome struct {
-	Sink string
-	port.Outcome
+	Sink        string
+	HostAddress netip.AddrPort
+	Reason      string
+	Since       time.Time
+	State       port.State
+}
+
+// Outcome returns the outcome as one of the publication with that key.
+func (o SinkOutcome) Outcome(k port.Key) port.Outcome {
+	return port.Outcome{Key: k, State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since}
+}
+
+// equal reports whether both are the same; Since does not count.
+func (o SinkOutcome) equal(p SinkOutcome) bool {
+	return o.Sink == p.Sink && o.State == p.State && o.HostAddress == p.HostAddress && o.Reason == p.Reason
 }
 
 // Outcomes are those of all sinks for one publication, sorted by sink and host address.
@@ -514,6 +528,7 @@ func (w *worker) call(ctx context.Context, view View, hint Change) (out port.Out
 func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err error) {
 	now := time.Now()
 	failed := err != nil && !errors.Is(err, ErrPending)
+	var observed []int64
 	w.r.outcomes.Update(func(tx *table.Tx[port.Key, Outcomes]) {
 		asked := 0
 		for _, k := range hint.Keys {
@@ -521,10 +536,13 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 			if named {
 				asked++
 			}
-			_, wanted := view.Get(k)
+			p, wanted := view.Get(k)
 			switch {
 			case wanted && named:
 				w.replace(tx, k, outs, now)
+				if p.Observed != 0 && slices.ContainsFunc(outs, func(o port.Outcome) bool { return o.State == port.Active }) {
+					observed = append(observed, p.Observed)
+				}
 			case wanted && failed:
 				w.replace(tx, k, []port.Outcome{{Key: k, State: port.Failed, Reason: err.Error()}}, now)
 			case !wanted && err == nil:
@@ -540,14 +558,8 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 			}
 		}
 	})
-	if err != nil || w.r.o.Synced == nil {
-		return
-	}
-	for _, k := range hint.Keys {
-		active := slices.ContainsFunc(outcomes[k], func(o port.Outcome) bool { return o.State == port.Active })
-		if p, ok := view.Get(k); ok && active {
-			w.r.o.Synced(w.sink.Name(), p)
-		}
+	if err == nil && len(observed) > 0 && w.r.o.Synced != nil {
+		w.r.o.Synced(w.sink.Name(), observed)
 	}
 }
 
@@ -568,11 +580,11 @@ func (w *worker) replace(tx *table.Tx[port.Key, Outcomes], k port.Key, outcomes 
 		}
 	}
 	for _, o := range outcomes {
-		o.Key, o.Since = k, now
-		if i := slices.IndexFunc(old, func(p SinkOutcome) bool { return p.Sink == name && p.Equal(o) }); i >= 0 {
-			o.Since = old[i].Since
+		n := SinkOutcome{Sink: name, HostAddress: o.HostAddress, Reason: o.Reason, Since: now, State: o.State}
+		if i := slices.IndexFunc(old, n.equal); i >= 0 {
+			n.Since = old[i].Since
 		}
-		next = append(next, SinkOutcome{name, o})
+		next = append(next, n)
 	}
 	slices.SortFunc(next, func(a, b SinkOutcome) int {
 		if a.Sink != b.Sink {
@@ -584,7 +596,7 @@ func (w *worker) replace(tx *table.Tx[port.Key, Outcomes], k port.Key, outcomes 
 		tx.Delete(k)
 		return
 	}
-	if !slices.EqualFunc(old, next, func(a, b SinkOutcome) bool { return a.Sink == b.Sink && a.Equal(b.Outcome) }) {
+	if !slices.EqualFunc(old, next, SinkOutcome.equal) {
 		tx.Put(k, next)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -392,6 +393,47 @@ func TestHungSinkBlocksNoOther(t *testing.T) {
 			t.Errorf("outcomes = %+v", outs)
 		}
 	})
+}
+
+// Synced is called with the times of events, for what a sink made active, after it succeeded.
+func TestSyncedHasTimesOfEvents(t *testing.T) {
+	s := newSink()
+	var works atomic.Bool
+	s.fail = func() error {
+		if !works.Load() {
+			return errors.New("peer hung")
+		}
+		return nil
+	}
+	got := make(chan []int64, 10)
+	synced := func(sink string, observed []int64) {
+		if sink != "fake" {
+			t.Errorf("synced by %q", sink)
+		}
+		got <- observed
+	}
+	run(t, Options{Synced: synced}, []Sink{s}, func(g rig) {
+		seen, dumped, denied := pub("127.0.0.1:80", true), pub("127.0.0.1:81", true), pub("127.0.0.1:82", false)
+		seen.Observed, denied.Observed = 7, 8
+		for _, p := range []port.Publication{seen, dumped, denied} {
+			g.put(p)
+		}
+		synctest.Wait()
+		if len(got) > 0 {
+			t.Errorf("synced %v after a failure", <-got)
+		}
+		works.Store(true)
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		g.drop(seen)
+		synctest.Wait()
+	})
+	if n := len(got); n != 1 {
+		t.Fatalf("synced %d times, want once", n)
+	}
+	if observed := <-got; !slices.Equal(observed, []int64{7}) {
+		t.Errorf("synced %v, want 7", observed)
+	}
 }
 
 func TestPanickingSinkFailsAlone(t *testing.T) {

@@ -111,10 +111,11 @@ func (r *Rig) Remove(keys ...string) {
 // Outcomes returns the outcomes that the sink reported of a publication.
 func (r *Rig) Outcomes(key string) []port.Outcome {
 	r.t.Helper()
-	reported, _ := r.outcomes.View().Get(Key(r.t, key))
+	k := Key(r.t, key)
+	reported, _ := r.outcomes.View().Get(k)
 	out := make([]port.Outcome, len(reported))
 	for i, o := range reported {
-		out[i] = o.Outcome
+		out[i] = o.Outcome(k)
 	}
 	return out
 }
