@@ -24,7 +24,7 @@ type AttributionKey struct {
 // change, never for a binding that comes or goes.
 type attribution struct {
 	id    hintsID
-	hints port.Hints
+	hints *port.Hints
 	answer
 	slots bag[port.Slot] // of the bindings, to merge again
 
@@ -59,8 +59,8 @@ func newAttributions() attributions {
 
 // enter counts a binding in and returns its attribution, nil if it has no hints
 // or no engine has facts. live says that all engines are.
-func (as *attributions) enter(b *port.Binding, now func() time.Time, live bool) *attribution {
-	id := idOf(b.Hints)
+func (as *attributions) enter(b *kept, now func() time.Time, live bool) *attribution {
+	id := idOf(*b.Hints)
 	if len(as.arbiter.engines) == 0 || id == (hintsID{}) {
 		return nil
 	}
@@ -69,7 +69,7 @@ func (as *attributions) enter(b *port.Binding, now func() time.Time, live bool) 
 		a = &attribution{id: id, hints: b.Hints}
 		as.byHints[id] = a
 		as.lookUp(a, time.Time{}, live)
-		for k := range keysOf(a.hints) {
+		for k := range keysOf(*a.hints) {
 			if as.byKey[k] == nil {
 				as.byKey[k] = new(bag[*attribution])
 			}
@@ -114,7 +114,7 @@ func (as *attributions) leave(a *attribution, s port.Slot) {
 
 func (as *attributions) forget(a *attribution) {
 	delete(as.byHints, a.id)
-	for k := range keysOf(a.hints) {
+	for k := range keysOf(*a.hints) {
 		if b := as.byKey[k]; b != nil {
 			if b.drop(a); b.empty() {
 				delete(as.byKey, k)
@@ -126,7 +126,7 @@ func (as *attributions) forget(a *attribution) {
 // lookUp asks for the owner and reports whether it changed. live reports that all
 // engines are, so that an owner who is gone has stopped.
 func (as *attributions) lookUp(a *attribution, now time.Time, live bool) bool {
-	next, left := as.arbiter.owner(a.hints), a.left
+	next, left := as.arbiter.owner(*a.hints), a.left
 	if a.known && next.known && len(next.owner.Labels) == 0 && len(a.owner.Labels) > 0 && sameContainer(a.owner, next.owner) {
 		// The engine that knows its labels has forgotten it before the others.
 		next.owner, a.kept = a.owner, true

@@ -92,7 +92,7 @@ func (m member) owner(all slots) (port.Owner, precedence) {
 	if o, ok := m.holder(); ok {
 		return o, process
 	}
-	return m.binding.Owner, precedenceOf(m.binding.Owner.Kind)
+	return *m.binding.Owner, precedenceOf(m.binding.Owner.Kind)
 }
 
 // best returns the owner who is best known of one or more bindings. Of two that are
@@ -241,7 +241,7 @@ func (m member) diverts(dial []netip.AddrPort) bool {
 }
 
 // program returns the name of the process that owns a socket, "" if it is not known.
-func program(b *port.Binding) string {
+func program(b *kept) string {
 	if b.Owner.Kind != port.OwnerProcess {
 		return ""
 	}

@@ -16,7 +16,7 @@ func (p *merged) hide(slot []member) {
 	if len(slot) < 2 {
 		return
 	}
-	var by *port.Binding
+	var by *kept
 	free := make([]netip.AddrPort, 0, len(p.Dial))
 	for _, d := range p.Dial {
 		if b := serverAt(slot, d); b == nil || b.Address == p.Address {
@@ -47,7 +47,7 @@ func (p *merged) withholdFor(by port.Key) {
 // serverAt returns the binding of a slot that has the address alone and that the
 // guest reaches there, nil if there is none. It is not a NAT rule: see diverts. The
 // slot is sorted.
-func serverAt(slot []member, at netip.AddrPort) *port.Binding {
+func serverAt(slot []member, at netip.AddrPort) *kept {
 	i, found := slices.BinarySearchFunc(slot, at.Addr(), func(m member, a netip.Addr) int { return m.binding.Address.Compare(a) })
 	if !found {
 		return nil

@@ -5,6 +5,7 @@ package registry
 import (
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"runtime"
 	"testing"
 	"time"
@@ -65,4 +66,52 @@ func burst(feeds map[string]Feed, n int) {
 	}
 	feeds["nat"].Apply(put(rules))
 	feeds["socket"].Apply(put(sockets))
+}
+
+// loopback allows each port at the loopback address.
+type loopback struct{}
+
+func (loopback) Decide(p port.Publication) port.Decision {
+	return port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(p.Address), p.Port)}}
+}
+
+// BenchmarkMemory shows the memory of a port, with what its source gave for it.
+func BenchmarkMemory(b *testing.B) {
+	const n = 10_000
+	number := func(i int) string { return fmt.Sprintf("0.0.0.0:%d", 1+i) }
+	for _, c := range []struct {
+		name    string
+		binding func(i int) port.Binding
+	}{
+		{"OneProcess", func(i int) port.Binding { return in(binding(fmt.Sprint(i), number(i), 7), 9) }},
+		{"Processes", func(i int) port.Binding { return in(binding(fmt.Sprint(i), number(i), i), uint64(9+i%10)) }},
+		{"Rules", func(i int) port.Binding {
+			b := nat(fmt.Sprint(i), number(i), fmt.Sprintf("10.0.%d.%d:80", i>>8, i&255))
+			b.Maker, b.Handle = port.MakerDocker, uint64(i)
+			return b
+		}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			used := func() uint64 {
+				var m runtime.MemStats
+				runtime.GC()
+				runtime.GC()
+				runtime.ReadMemStats(&m)
+				return m.HeapAlloc
+			}
+			var grown uint64
+			for b.Loop() {
+				before := used()
+				r := New(Options{Rules: loopback{}, Logger: slog.New(slog.DiscardHandler)})
+				var set []port.Binding
+				for i := range n {
+					set = append(set, c.binding(i))
+				}
+				r.Feed("socket").Replace(set)
+				grown += used() - before
+				runtime.KeepAlive(r)
+			}
+			b.ReportMetric(float64(grown)/float64(b.N)/n, "B/port")
+		})
+	}
 }

@@ -58,7 +58,7 @@ type recalled struct {
 }
 
 // recall returns what an earlier agent knew of the port of a binding, nil if nothing.
-func (r *Registry) recall(b *port.Binding) *recalled {
+func (r *Registry) recall(b *kept) *recalled {
 	for _, p := range r.earlier[b.Origin] {
 		o := originOf(p, b.Origin)
 		same := p.Address == b.Address || p.Address.IsUnspecified() && b.Address.IsUnspecified() // of a dual-stack port

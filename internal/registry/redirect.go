@@ -15,7 +15,7 @@ import (
 // guards it.
 type redirects map[port.Slot]*bag[port.Slot]
 
-func (rs redirects) add(b *port.Binding) {
+func (rs redirects) add(b *kept) {
 	for s := range redirected(b) {
 		if rs[s] == nil {
 			rs[s] = new(bag[port.Slot])
@@ -24,7 +24,7 @@ func (rs redirects) add(b *port.Binding) {
 	}
 }
 
-func (rs redirects) drop(b *port.Binding) {
+func (rs redirects) drop(b *kept) {
 	for s := range redirected(b) {
 		if rs[s].drop(b.Slot()); rs[s].empty() {
 			delete(rs, s)
@@ -47,7 +47,7 @@ func (rs redirects) spread(dirty *touched) {
 
 // redirected yields where the NAT rule of b sends to on this machine, with the
 // address there: nothing if b is no NAT rule.
-func redirected(b *port.Binding) iter.Seq2[port.Slot, netip.Addr] {
+func redirected(b *kept) iter.Seq2[port.Slot, netip.Addr] {
 	return func(yield func(port.Slot, netip.Addr) bool) {
 		for _, t := range b.Hints.Targets {
 			if t.Addr().IsLoopback() && !yield(port.Slot{Protocol: b.Protocol, Port: t.Port()}, t.Addr()) {
@@ -58,7 +58,7 @@ func redirected(b *port.Binding) iter.Seq2[port.Slot, netip.Addr] {
 }
 
 // leaves reports whether the NAT rule of b sends to another machine or namespace.
-func leaves(b *port.Binding) bool {
+func leaves(b *kept) bool {
 	return slices.ContainsFunc(b.Hints.Targets, func(t netip.AddrPort) bool { return !t.Addr().IsLoopback() })
 }
 

@@ -167,7 +167,7 @@ func (r *Registry) OptionalFeed(name string) Feed { return r.feed(name, true) }
 func (r *Registry) feed(name string, optional bool) Feed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := &source{r: r, name: name, optional: optional, order: len(r.sources), set: make(map[string]*port.Binding)}
+	s := &source{r: r, name: name, optional: optional, order: len(r.sources), set: make(map[string]*kept)}
 	r.sources = append(r.sources, s)
 	r.pending++
 	s.setStatus(SourceStatus{Name: name, State: Starting})
@@ -177,31 +177,32 @@ func (r *Registry) feed(name string, optional bool) Feed {
 // member is one binding in a slot, with its source, the position of that and what
 // the engines' facts tell about it (nil: no hints).
 type member struct {
-	order       int
+	order       int32
+	provisional bool // an engine was not live when this appeared: facts and claims may be old
+	found       bool // by its source's first dump: it may be older than its time
 	source      *source
-	binding     *port.Binding
+	binding     *kept
 	attribution *attribution
-	provisional bool      // an engine was not live when this appeared: facts and claims may be old
-	found       bool      // by its source's first dump: it may be older than its time
 	recalled    *recalled // nil if no earlier agent knew the port
 	// lost is when the port lost the owner that an engine named, and this binding kept it;
 	// zero after the wait for another owner.
 	lost time.Time
 }
 
-// insert adds a binding. replaced is the member whose origin it has, or empty.
-func (r *Registry) insert(src *source, b *port.Binding, replaced member) {
+// insert adds a binding that an event brought, or a dump (observed is 0; see port.Binding).
+// replaced is the member whose origin it has, or empty.
+func (r *Registry) insert(src *source, b *kept, observed int64, replaced member) {
 	s, live := b.Slot(), !r.waits.live.IsZero()
-	m := member{order: src.order, source: src, binding: b, attribution: r.owners.enter(b, r.now, live)}
+	m := member{order: int32(src.order), source: src, binding: b, attribution: r.owners.enter(b, r.now, live)}
 	m.provisional = !live && b.Owner.Kind < port.OwnerService &&
 		(len(b.Hints.Targets) > 0 || m.attribution != nil && m.attribution.container || relayed(b))
 	if o := replaced.binding; o != nil && o.Key == b.Key {
 		m.found, m.recalled = replaced.found, replaced.recalled
-		if o.Hints.Equal(b.Hints) {
+		if o.Hints.Equal(*b.Hints) {
 			m.provisional, m.lost = replaced.provisional, replaced.lost
 		}
 	}
-	if replaced.binding == nil && !src.complete && b.Observed == 0 {
+	if replaced.binding == nil && !src.complete && observed == 0 {
 		m.found, m.recalled = true, r.recall(b)
 	}
 	if m.provisional {
@@ -209,12 +210,12 @@ func (r *Registry) insert(src *source, b *port.Binding, replaced member) {
 	}
 	r.slots[s] = append(r.slots[s], m)
 	r.redirects.add(b)
-	if o := replaced.binding; o == nil || !o.Hints.Equal(b.Hints) || !o.Owner.Same(b.Owner) {
+	if o := replaced.binding; o == nil || !o.Hints.Equal(*b.Hints) || !o.Owner.Same(*b.Owner) {
 		r.sign(b)
 	}
 }
 
-func (r *Registry) remove(b *port.Binding) (removed member) {
+func (r *Registry) remove(b *kept) (removed member) {
 	s := b.Slot()
 	ms := r.slots[s]
 	i := slices.IndexFunc(ms, func(m member) bool { return m.binding == b })

@@ -325,7 +325,7 @@ func TestModel(t *testing.T) {
 		slots := map[port.Slot][]member{}
 		for rank, set := range truth {
 			for _, b := range set {
-				slots[b.Slot()] = append(slots[b.Slot()], member{order: rank, binding: &b})
+				slots[b.Slot()] = append(slots[b.Slot()], member{order: int32(rank), binding: new(source).keep(&b)})
 			}
 		}
 		for _, ms := range slots {

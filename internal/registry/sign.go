@@ -39,7 +39,7 @@ func (r *Registry) PodmanSigns(user uint32) schedule.Signal {
 }
 
 // sign notifies those for whom a new binding is a sign.
-func (r *Registry) sign(b *port.Binding) {
+func (r *Registry) sign(b *kept) {
 	if len(r.signs) == 0 || !ofPodman(b) {
 		return
 	}
@@ -52,13 +52,13 @@ func (r *Registry) sign(b *port.Binding) {
 
 // isFor reports whether a binding of Podman may be of a container of that user's engine. One
 // of root's engine may run as any user.
-func isFor(user uint32, b *port.Binding) bool {
+func isFor(user uint32, b *kept) bool {
 	return user == b.Hints.User || user == AllUsers || user == 0 && inPodmans(b.Hints.Paths)
 }
 
 // ofPodman reports whether a binding looks like one of a container of Podman: of a program
 // that holds or relays the ports of these, of their cgroups, or of their NAT rules.
-func ofPodman(b *port.Binding) bool {
+func ofPodman(b *kept) bool {
 	if b.Maker == port.MakerNetavark || inPodmans(b.Hints.Paths) {
 		return true
 	}

@@ -45,11 +45,16 @@ func compareString(a, b string) int { return cmp.Compare(a, b) }
 type source struct {
 	r        *Registry
 	name     string
-	order    int                      // among the sources
-	set      map[string]*port.Binding // by origin id
+	order    int              // among the sources
+	set      map[string]*kept // by origin id
 	status   SourceStatus
 	complete bool // it has reported a complete set
 	optional bool // see OptionalFeed
+
+	last struct { // what keep returned last
+		owner *port.Owner
+		hints *port.Hints
+	}
 }
 
 var _ Feed = (*source)(nil)
@@ -101,16 +106,13 @@ func (s *source) Apply(c port.Change) {
 	s.r.shrink()
 }
 
-// put adds or replaces one binding, which it copies, and keeps the time at which
-// its origin was first seen.
+// put adds or replaces one binding, and keeps the time at which its origin was first seen.
 func (s *source) put(reported *port.Binding, dirty *touched) {
 	old, had := s.set[reported.Origin.ID]
-	if had && sameBinding(old, reported) {
+	if had && old.same(reported) {
 		return
 	}
-	b := new(port.Binding)
-	*b = *reported
-	b.Origin.Source = s.name
+	b := s.keep(reported)
 	var replaced member
 	switch {
 	case had:
@@ -120,22 +122,14 @@ func (s *source) put(reported *port.Binding, dirty *touched) {
 		b.Since = s.r.now()
 	}
 	s.set[b.Origin.ID] = b
-	s.r.insert(s, b, replaced)
-	dirty.mark(b.Slot(), b.Observed)
+	s.r.insert(s, b, reported.Observed, replaced)
+	dirty.mark(b.Slot(), reported.Observed)
 }
 
-func (s *source) drop(b *port.Binding, dirty *touched) (dropped member) {
+func (s *source) drop(b *kept, dirty *touched) (dropped member) {
 	delete(s.set, b.Origin.ID)
 	dirty.mark(b.Slot(), 0)
 	return s.r.remove(b)
-}
-
-// sameBinding reports whether a source repeats a binding.
-func sameBinding(old, b *port.Binding) bool {
-	return old.Key == b.Key && old.Origin.ID == b.Origin.ID && old.DualStack == b.DualStack &&
-		old.Withheld == b.Withheld && old.Inner == b.Inner && old.Maker == b.Maker && old.Doubt == b.Doubt && old.Rule == b.Rule &&
-		old.Searching == b.Searching && slices.Equal(old.Dial, b.Dial) && old.Owner.Equal(b.Owner) &&
-		old.Hints.Equal(b.Hints) && old.Detail.Equal(b.Detail)
 }
 
 func (s *source) Stale(err error) {

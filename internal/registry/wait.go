@@ -183,7 +183,7 @@ func (m member) targetDoubt(known precedence, all slots) doubt {
 // relayed reports whether a socket may serve a container though it is not in the
 // container's cgroup: its program is one by which engines relay or reserve ports,
 // or it is not known which one it is.
-func relayed(b *port.Binding) bool {
+func relayed(b *kept) bool {
 	if b.Owner.Kind == port.OwnerUnknown {
 		return b.Hints.Cgroup != rootCgroup
 	}
