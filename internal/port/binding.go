@@ -284,7 +284,7 @@ type Decision struct {
 	OnConflict    OnConflict       // what the host does where a port is in use
 	ProxyProtocol ProxyProtocol    // how the server is told who connects
 	Exposed       *time.Time       // until when a rule opens more addresses than usual; nil if none does; immutable
-	Host          []netip.AddrPort // the host addresses asked for; port 0 asks for any free port
+	Host          []netip.AddrPort // the host addresses asked for; port 0 asks for any free port; shared and immutable
 
 	// What labels of the owner ask for, if they are obeyed.
 	Labelled bool    // they decided, and Rule names them

@@ -2,7 +2,11 @@
 
 package registry
 
-import "github.com/fairlead/fairlead/internal/port"
+import (
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
 
 // maxComplaints is how many warnings about labels are remembered as logged.
 const maxComplaints = 1024
@@ -11,6 +15,9 @@ const maxComplaints = 1024
 // owner.
 func (r *Registry) apply(p *port.Publication) {
 	p.Decision = r.rules.Decide(*p)
+	if slices.Equal(p.Decision.Host, p.Dial) {
+		p.Decision.Host = p.Dial // most ports have one list, which takes memory once
+	}
 	for _, text := range p.Decision.Warnings() {
 		k := p.Owner.ID + " " + text
 		if _, said := r.complaints[k]; said {

@@ -19,7 +19,7 @@ import (
 )
 
 // Decider applies the rules to a publication that has no decision yet.
-// It must be a pure function.
+// It must be a pure function. The registry may keep another, equal list as Host.
 type Decider interface {
 	Decide(port.Publication) port.Decision
 }
