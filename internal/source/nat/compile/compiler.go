@@ -38,7 +38,7 @@ type Compiler struct {
 	dirty   dirty
 	index   index
 
-	published map[slotID][]port.Binding
+	published map[slotID][]published
 	most      highWater
 	shrunk    bool // see Shrunk
 	count     int  // of bindings in published
@@ -71,7 +71,7 @@ func New(maxPorts int) *Compiler {
 		markers:   make(map[*rule]struct{}),
 		testers:   make(map[*rule]struct{}),
 		index:     newIndex(),
-		published: make(map[slotID][]port.Binding),
+		published: make(map[slotID][]published),
 	}
 }
 

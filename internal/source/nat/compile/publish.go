@@ -4,17 +4,56 @@ package compile
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
+
+// published is what is kept of a binding of a slot. A port.Binding has room for much that
+// NAT rules do not have.
+type published struct {
+	origin   string // its id
+	address  netip.Addr
+	withheld string
+	inner    bool
+	rule     uint64
+	maker    port.Maker
+	handle   uint64
+	dial     []netip.AddrPort
+	doubt    string
+	targets  []netip.AddrPort
+	detail   port.Detail
+}
+
+// keep returns what to keep of bindings, which may be none.
+func keep(bs []port.Binding) []published {
+	out := make([]published, len(bs))
+	for i := range bs {
+		b := &bs[i]
+		out[i] = published{
+			origin: b.Origin.ID, address: b.Address, withheld: b.Withheld, inner: b.Inner, rule: b.Rule, maker: b.Maker, handle: b.Handle,
+			dial: b.Dial, doubt: b.Doubt, targets: b.Hints.Targets, detail: b.Detail,
+		}
+	}
+	return out
+}
+
+// binding returns the binding of a slot.
+func (p *published) binding(s port.Slot) port.Binding {
+	return port.Binding{
+		Key:    port.Key{Protocol: s.Protocol, Address: p.address, Port: s.Port},
+		Origin: port.Origin{Source: port.SourceNAT, ID: p.origin}, Withheld: p.withheld, Inner: p.inner, Rule: p.rule, Maker: p.maker, Handle: p.handle,
+		Dial: p.dial, Doubt: p.doubt, Hints: port.Hints{Targets: p.targets}, Detail: p.detail,
+	}
+}
 
 func (c *Compiler) publish() port.Change {
 	c.index.spread()
 	var ch port.Change
 	for id := range c.index.dirtySlots {
 		now := c.slotBindings(id)
-		was := c.published[id]
+		was := c.bindings(nil, id)
 		for _, b := range was {
 			if !slices.ContainsFunc(now, func(n port.Binding) bool { return n.Origin == b.Origin }) {
 				ch.Drop = append(ch.Drop, b.Origin)
@@ -27,7 +66,7 @@ func (c *Compiler) publish() port.Change {
 		}
 		c.count += len(now) - len(was)
 		if len(now) > 0 {
-			c.published[id] = now
+			c.published[id] = keep(now)
 		} else {
 			delete(c.published, id)
 		}
@@ -55,11 +94,19 @@ func (c *Compiler) Incomplete() bool { return c.missing }
 // since the start.
 func (c *Compiler) Counts() (bindings, evaluated int) { return c.count, c.evals }
 
+// bindings appends what is published of a slot.
+func (c *Compiler) bindings(out []port.Binding, id slotID) []port.Binding {
+	for i := range c.published[id] {
+		out = append(out, c.published[id][i].binding(id.slot))
+	}
+	return out
+}
+
 // Bindings returns everything that is published, sorted by origin.
 func (c *Compiler) Bindings() []port.Binding {
-	out := []port.Binding{}
-	for _, b := range c.published {
-		out = append(out, b...)
+	out := make([]port.Binding, 0, c.count)
+	for id := range c.published {
+		out = c.bindings(out, id)
 	}
 	slices.SortFunc(out, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
 	return out
