@@ -164,17 +164,11 @@ type processes struct {
 	tree *cgroup.Tree // nil: cgroups are not known
 
 	batch  map[uint32]*process // by pid, of one batch of events
-	makers map[uint64]maker    // by cookie
-}
-
-// maker is the process that made a socket.
-type maker struct {
-	pid     uint32
-	process *process
+	makers map[uint64]*process // that made sockets, by cookie
 }
 
 func newProcesses(p procfs, tree *cgroup.Tree) *processes {
-	return &processes{procfs: p, tree: tree, batch: make(map[uint32]*process), makers: make(map[uint64]maker)}
+	return &processes{procfs: p, tree: tree, batch: make(map[uint32]*process), makers: make(map[uint64]*process)}
 }
 
 // beginBatch forgets which process has which pid.
@@ -235,10 +229,11 @@ func (ps *processes) maker(s *observer.Socket, cgroups bool) *process {
 	if s.PID == 0 || s.PIDSeen == 0 {
 		return nil
 	}
-	if m, ok := ps.makers[s.Cookie]; ok && m.pid == s.PID && m.process.owner.Name == s.Comm && (m.process.hasCgroups || !cgroups) {
-		return m.process
+	q := ps.makers[s.Cookie]
+	if q != nil && q.detail.pid == s.PID && q.detail.name == s.Comm && (q.hasCgroups || !cgroups) {
+		return q
 	}
-	q := ps.batch[s.PID]
+	q = ps.batch[s.PID]
 	if q == nil || q.detail.name != s.Comm || cgroups && !q.tells(s.PIDSeen) {
 		q = &process{owner: owner(s), detail: &description{procfs: ps.procfs, pid: s.PID, name: s.Comm, seen: s.PIDSeen}}
 		ps.batch[s.PID] = q
@@ -251,7 +246,7 @@ func (ps *processes) maker(s *observer.Socket, cgroups bool) *process {
 	if cgroups && !q.cgroupsAt(s.PIDSeen) {
 		return q // it has ended; another process may hold the socket
 	}
-	ps.makers[s.Cookie] = maker{s.PID, q}
+	ps.makers[s.Cookie] = q
 	return q
 }
 
