@@ -280,16 +280,16 @@ type Decision struct {
 	Withheld bool
 	// Pending marks a provisional denial: what the rules decide depends on an owner
 	// that is not known yet.
-	Pending       bool
+	Pending bool
+	// What labels of the owner ask for, if they are obeyed.
+	Labelled bool // they decided, and Rule names them
+	Yields   bool // they ask for another host port: whoever asks for it without labels goes first
+
 	OnConflict    OnConflict       // what the host does where a port is in use
 	ProxyProtocol ProxyProtocol    // how the server is told who connects
 	Exposed       *time.Time       // until when a rule opens more addresses than usual; nil if none does; immutable
 	Host          []netip.AddrPort // the host addresses asked for; port 0 asks for any free port; shared and immutable
-
-	// What labels of the owner ask for, if they are obeyed.
-	Labelled bool    // they decided, and Rule names them
-	Yields   bool    // they ask for another host port: whoever asks for it without labels goes first
-	Labels   *Labels // the rest, which few ports have; nil for none; shared and immutable
+	Labels        *Labels          // the rest that labels ask for, which few ports have; nil for none; shared and immutable
 }
 
 // Labels is what labels of an owner say beside a rule.

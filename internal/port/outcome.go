@@ -51,10 +51,10 @@ func (s *State) UnmarshalText(b []byte) error {
 // publication that asks for several host addresses has several outcomes.
 type Outcome struct {
 	Key         Key
-	State       State
 	HostAddress netip.AddrPort // where it is, or would be, reachable; zero if nowhere
 	Reason      string         // one human-readable line; of an active one, why it has another port than wanted
 	Since       time.Time      // when this state began
+	State       State
 }
 
 // Equal reports whether both are the same; Since does not count.

@@ -61,11 +61,12 @@ func (p *Protocol) UnmarshalText(b []byte) error {
 
 // Key identifies a publication: one protocol, one guest address, one port.
 // Address is unmapped (never ::ffff:a.b.c.d) and may be a wildcard; a
-// link-local address carries its interface as zone.
+// link-local address carries its interface as zone. There are many, so small fields are
+// side by side.
 type Key struct {
 	Protocol Protocol   `json:"protocol"`
-	Address  netip.Addr `json:"address"`
 	Port     uint16     `json:"port"`
+	Address  netip.Addr `json:"address"`
 }
 
 // Compare orders keys by port, protocol and address, as the table of `fairlead ls` shows them.
