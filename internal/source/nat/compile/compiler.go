@@ -262,7 +262,7 @@ func (c *Compiler) unread(r *rule) {
 		for _, n := range e.sets {
 			delete(n.users, r)
 		}
-		for _, b := range e.branches {
+		for _, b := range e.branches.all() {
 			c.calls(r, b, -1)
 		}
 		r.eval[i] = nil
@@ -348,7 +348,7 @@ func (c *Compiler) evaluation(r *rule, v6 bool) *evaluation {
 		n.users[r] = struct{}{}
 		c.missing = c.missing || n.Blank
 	}
-	for _, b := range e.branches {
+	for _, b := range e.branches.all() {
 		c.calls(r, b, 1)
 	}
 	return e
@@ -496,17 +496,17 @@ func (c *Compiler) patchRule(r *rule, n *namedSet, ids map[string]struct{}) bool
 			return false
 		}
 		for k := range keys {
-			if b := e.branches[k]; b != nil {
+			if b := e.branches.get(k); b != nil {
 				c.calls(r, b, -1)
-				delete(e.branches, k)
+				e.branches.drop(k)
 			}
 		}
-		for k, b := range part.branches {
-			e.branches[k] = b
+		for k, b := range part.branches.all() {
+			e.branches.put(k, b)
 			c.calls(r, b, 1)
 		}
 		e.shrink(r)
-		if e.inert && len(part.branches) > 0 {
+		if e.inert && part.branches.len() > 0 {
 			return false // the chain may begin to matter
 		}
 	}

@@ -234,7 +234,11 @@ func (c *Compiler) own(addr netip.Addr) bool {
 // balances reports whether e's rule takes only some of the packets that come to it.
 func (e *entry) balances() bool {
 	ev := e.rule.eval[familyIndex(e.act.v6)]
-	return ev == nil || ev.branches[e.key] == nil || ev.branches[e.key].m.maybe
+	if ev == nil {
+		return true
+	}
+	b := ev.branches.get(e.key)
+	return b == nil || b.m.maybe
 }
 
 func (e *entry) within(a *activation) bool {

@@ -14,13 +14,13 @@ import (
 // evaluation is what one rule does, seen alone: the branches in which it ends,
 // each with the packets that take it.
 type evaluation struct {
-	branches map[string]*branch // by the set elements that led there
-	sets     []*namedSet        // that were read
-	split    *namedSet          // the one set whose elements are the branches' keys, if so
-	inert    bool               // no branch jumps or decides
-	tooMany  bool
-	most     highWater // of branches
+	branches branches
+	sets     []*namedSet // that were read
+	split    *namedSet   // the one set whose elements are the branches' keys, if so
+	most     highWater   // of branches
 
+	inert     bool // no branch jumps or decides
+	tooMany   bool
 	testsMark bool // what it does depends on the packet mark
 }
 
@@ -151,7 +151,7 @@ func (s *state) natPorts(n *natAction, minReg, maxReg uint32) string {
 // those elements of the set that splits it.
 func evaluate(r *rule, v6 bool, ev *env, only map[string]struct{}) *evaluation {
 	e := &evaluator{
-		out:  &evaluation{branches: make(map[string]*branch), inert: true},
+		out:  &evaluation{inert: true},
 		sets: r.chain.table.sets, only: only,
 	}
 	first := &state{v6: v6, m: everything(), env: ev}
@@ -189,11 +189,11 @@ func (e *evaluator) end(s *state, end branchEnd) {
 		return
 	}
 	e.out.inert = false
-	if len(e.out.branches) >= maxBranches {
+	if e.out.branches.len() >= maxBranches {
 		e.out.tooMany = true
 		return
 	}
-	e.out.branches[s.key] = &branch{m: s.m, end: end}
+	e.out.branches.put(s.key, &branch{m: s.m, end: end})
 }
 
 // note keeps what a state has to do with the packet mark.

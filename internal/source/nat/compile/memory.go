@@ -71,10 +71,10 @@ func (t *table) shrink() {
 
 // shrink gives back the memory of branches that r's evaluation e had before.
 func (e *evaluation) shrink(r *rule) {
-	if !e.most.fell(len(e.branches)) {
+	if !e.most.fell(e.branches.len()) {
 		return
 	}
-	e.branches = remade(e.branches)
+	e.branches.more = remade(e.branches.more)
 	for _, a := range r.chain.acts {
 		if a.kids[r] != nil {
 			a.kids[r] = remade(a.kids[r])

@@ -81,3 +81,18 @@ func heap() int {
 	runtime.ReadMemStats(&m)
 	return int(m.HeapAlloc)
 }
+
+// BenchmarkMemory shows the memory of a rule, beside that of its text.
+func BenchmarkMemory(b *testing.B) {
+	const n = 10_000
+	s := bigSnapshot(n)
+	var grown int
+	for b.Loop() {
+		before := heap()
+		c := compiled(s)
+		grown += heap() - before
+		runtime.KeepAlive(c)
+	}
+	runtime.KeepAlive(s)
+	b.ReportMetric(float64(grown)/float64(b.N)/n, "B/rule")
+}

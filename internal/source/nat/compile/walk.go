@@ -106,12 +106,12 @@ func (c *Compiler) addRule(a *activation, r *rule, only map[string]struct{}) {
 	}
 	if only != nil {
 		for k := range only {
-			if b := ev.branches[k]; b != nil {
+			if b := ev.branches.get(k); b != nil {
 				add(k, b)
 			}
 		}
 	} else {
-		for k, b := range ev.branches {
+		for k, b := range ev.branches.all() {
 			add(k, b)
 		}
 	}
