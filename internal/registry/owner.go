@@ -47,13 +47,13 @@ type engine struct {
 
 // answer is what the engines' facts say about hints.
 type answer struct {
-	owner port.Owner
-	known bool
-	stale bool // only engines that are stale name it
+	owner   port.Owner
+	known   bool
+	stale   bool // only engines that are stale name it
+	unnamed bool // no engine knows one of the targets outside this machine
 
 	rivals  []port.Owner // different owners that engines name; none is known then
 	targets []port.Owner // owners of a NAT rule's targets, if they are not all one's
-	unnamed bool         // no engine knows one of the targets outside this machine
 }
 
 // owner returns the owner that the engines' facts name for hints.
