@@ -176,18 +176,23 @@ type Origin struct {
 	ID     string // socket cookie, rule handle, container id and port, ...
 }
 
-// Maker is the program that wrote a NAT rule, as far as the rule's table and
-// chain tell. Empty means that they do not.
-type Maker string
+// Maker is the program that wrote a NAT rule, as far as the rule's table and chain tell.
+type Maker uint8
 
 // The programs whose rules are recognised.
 const (
-	MakerDocker    Maker = "docker"
-	MakerSwarm     Maker = "swarm" // Docker, for services of its swarm
-	MakerCNI       Maker = "cni"   // the portmap plugin
-	MakerKubeProxy Maker = "kube-proxy"
-	MakerNetavark  Maker = "netavark" // Podman
+	MakerUnknown Maker = iota
+	MakerDocker
+	MakerSwarm // Docker, for services of its swarm
+	MakerCNI   // the portmap plugin
+	MakerKubeProxy
+	MakerNetavark // Podman
 )
+
+// String returns for example "kube-proxy".
+func (m Maker) String() string {
+	return [...]string{"unknown", "docker", "swarm", "cni", "kube-proxy", "netavark"}[min(m, MakerNetavark)]
+}
 
 // Binding is what one source saw: one origin that makes one port reachable.
 // A binding is a value; its slices and maps are never changed after it is given away.
@@ -205,6 +210,9 @@ type Binding struct {
 	// Searching is true while the source searches for the process behind a socket.
 	Searching bool
 
+	// Maker is the program that wrote the NAT rule, or by whose rules a declared port is open.
+	Maker Maker
+
 	// Withheld, when not empty, is why this binding alone is no reason to
 	// publish ("bound, not listening"; "limited to source 10.0.0.0/8"): an
 	// explicit allow rule, or another binding of the same key, is needed.
@@ -213,9 +221,6 @@ type Binding struct {
 	// Rule identifies where a NAT rule leads: bindings with one Rule lead to the same
 	// servers. 0 means that it is not known well enough to be the same as another.
 	Rule uint64
-
-	// Maker is the program that wrote the NAT rule, or by whose rules a declared port is open.
-	Maker Maker
 
 	// Handle is the kernel's of the NAT rule, which no later rule of its table has; 0 if it
 	// is not known. While the rule is replaced by an equal one it may be that of an earlier
@@ -259,8 +264,8 @@ type OriginInfo struct {
 	Detail   Detail
 	Withheld string
 	Inner    bool   // see Binding
-	Doubt    string // see Binding
 	Maker    Maker  // see Binding
+	Doubt    string // see Binding
 	Handle   uint64 // see Binding; it does not count for Equal
 	Program  string // the name of the process that owns a socket, "" if it is not known
 	Since    time.Time

@@ -27,9 +27,9 @@ func TestMaker(t *testing.T) {
 		"kube-proxy, nftables":        {ruleset.TableID{Family: ruleset.FamilyIP, Name: "kube-proxy"}, []string{"nat-prerouting", "services", "service-1", "endpoint-1"}, port.MakerKubeProxy},
 		"netavark, iptables":          {iptables, []string{"PREROUTING", "NETAVARK-HOSTPORT-DNAT", "NETAVARK-DN-1D8721804F16F"}, port.MakerNetavark},
 		"netavark, nftables":          {ruleset.TableID{Family: ruleset.FamilyInet, Name: "netavark"}, []string{"PREROUTING", "NETAVARK-HOSTPORT-DNAT"}, port.MakerNetavark},
-		"by hand":                     {ruleset.TableID{Family: ruleset.FamilyInet, Name: "mine"}, []string{"pre"}, ""},
-		"by hand, in Docker's table":  {iptables, []string{"PREROUTING"}, ""},
-		"a chain named like Docker's": {iptables, []string{"PREROUTING", "DOCKER-MINE"}, ""},
+		"by hand":                     {ruleset.TableID{Family: ruleset.FamilyInet, Name: "mine"}, []string{"pre"}, port.MakerUnknown},
+		"by hand, in Docker's table":  {iptables, []string{"PREROUTING"}, port.MakerUnknown},
+		"a chain named like Docker's": {iptables, []string{"PREROUTING", "DOCKER-MINE"}, port.MakerUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tb := &ruleset.Table{ID: tc.table}

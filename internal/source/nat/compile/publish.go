@@ -17,8 +17,8 @@ type published struct {
 	address  netip.Addr
 	withheld string
 	inner    bool
-	rule     uint64
 	maker    port.Maker
+	rule     uint64
 	handle   uint64
 	dial     []netip.AddrPort
 	doubt    string

@@ -101,7 +101,7 @@ func (r *rule) maker() port.Maker {
 	case strings.HasPrefix(chain, "NETAVARK-DN-"), table == "netavark":
 		return port.MakerNetavark
 	}
-	return ""
+	return port.MakerUnknown
 }
 
 func sameHook(a, b *ruleset.Hook) bool {
