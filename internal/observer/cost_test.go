@@ -6,6 +6,7 @@ package observer
 
 import (
 	"context"
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -62,4 +63,31 @@ func TestRingHoldsABurst(t *testing.T) {
 	if need := 20_000 * (8 + int(unsafe.Sizeof(bpf.SockEvent{}))); o.RingBytes < need {
 		t.Errorf("%d bytes, want at least %d", o.RingBytes, need)
 	}
+}
+
+// What many sockets that came and went leave is less than a tenth of what they took.
+func TestMemoryOfSocketsIsFreed(t *testing.T) {
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	const n = 50_000
+	m := newModel()
+	before := heap()
+	for cookie := range uint64(n) {
+		_, _, _ = m.put(Socket{Cookie: 1 + cookie, Port: 80, Listening: true})
+	}
+	full := heap() - before
+	for cookie := range uint64(n) {
+		if _, ok, _ := m.drop(1+cookie, 0); !ok {
+			t.Fatalf("socket %d was not there", cookie)
+		}
+	}
+	if left := heap() - before; left > full/10 {
+		t.Errorf("%d of %d bytes are left", left, full)
+	}
+	runtime.KeepAlive(m)
 }

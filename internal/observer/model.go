@@ -7,6 +7,7 @@ package observer
 import (
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -55,6 +56,7 @@ type entry struct {
 // does no input or output and is not safe for concurrent use.
 type model struct {
 	sockets map[uint64]*entry
+	peak    compact.Peak // of sockets
 
 	// touched has the cookies that had an event since the current dump began, or
 	// shortly before; nil if there is no dump.
@@ -214,12 +216,16 @@ func (m *model) put(s Socket) (Event, bool, scope) {
 	return Event{Socket: s}, true, 0
 }
 
+// drop removes a socket. Callers may range over m.sockets: that goes on over the former map.
 func (m *model) drop(cookie uint64, observed int64) (Event, bool, scope) {
 	en := m.sockets[cookie]
 	if en == nil {
 		return Event{}, false, 0
 	}
 	delete(m.sockets, cookie)
+	if m.peak.Passed(len(m.sockets)) {
+		m.sockets = compact.Map(m.sockets)
+	}
 	s := en.socket
 	s.Observed = observed
 	return Event{Gone: true, Socket: s}, true, 0

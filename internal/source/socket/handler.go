@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
@@ -41,6 +42,7 @@ type handler struct {
 
 	mu        sync.Mutex        // guards what follows, and the order of calls of feed
 	placed    map[uint64]placed // sockets that depend on the network, by cookie
+	peak      compact.Peak      // of placed
 	processes *processes
 	bound     map[uint64]port.Binding // by cookie: not fed yet, as it may listen at once
 	timer     *time.Timer             // feeds what is bound; nil before the first
@@ -51,7 +53,7 @@ func (h *handler) Replace(sockets []observer.Socket) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.bound = make(map[uint64]port.Binding) // they are in the set
-	h.placed = make(map[uint64]placed)
+	h.placed, h.peak = make(map[uint64]placed), compact.Peak{}
 	h.processes.beginBatch()
 	set := make([]port.Binding, 0, len(sockets))
 	keep := make(map[uint64]struct{}, len(sockets))
@@ -90,7 +92,7 @@ func (h *handler) Apply(events []observer.Event) {
 		case events[i].Gone:
 			c.Drop = append(c.Drop, origin(s))
 			delete(h.bound, s.Cookie)
-			delete(h.placed, s.Cookie)
+			h.unplace(s.Cookie)
 			h.processes.forget(s.Cookie)
 		case h.mayListen(s):
 			h.bound[s.Cookie] = h.binding(s)
@@ -111,7 +113,7 @@ func (h *handler) Apply(events []observer.Event) {
 func (h *handler) place(s *observer.Socket) port.Binding {
 	b := h.binding(s)
 	if !s.Listening || !depends(s) {
-		delete(h.placed, s.Cookie)
+		h.unplace(s.Cookie)
 		return b
 	}
 	if h.placed == nil {
@@ -120,6 +122,15 @@ func (h *handler) place(s *observer.Socket) port.Binding {
 	h.placed[s.Cookie] = placed{*s, b.Dial, b.Withheld}
 	h.follow()
 	return b
+}
+
+// unplace forgets a socket that no longer depends on the network. Callers may range over
+// h.placed: that goes on over the former map.
+func (h *handler) unplace(cookie uint64) {
+	delete(h.placed, cookie)
+	if h.peak.Passed(len(h.placed)) {
+		h.placed = compact.Map(h.placed)
+	}
 }
 
 // recheck feeds the sockets that interfaces and addresses now let be reached in

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -165,6 +166,7 @@ type processes struct {
 
 	batch  map[uint32]*process // by pid, of one batch of events
 	makers map[uint64]*process // that made sockets, by cookie
+	peak   compact.Peak        // of makers
 }
 
 func newProcesses(p procfs, tree *cgroup.Tree) *processes {
@@ -172,7 +174,7 @@ func newProcesses(p procfs, tree *cgroup.Tree) *processes {
 }
 
 // beginBatch forgets which process has which pid.
-func (ps *processes) beginBatch() { clear(ps.batch) }
+func (ps *processes) beginBatch() { ps.batch = compact.Clear(ps.batch) }
 
 // knows reports whether the maker of a socket is known.
 func (ps *processes) knows(cookie uint64) bool {
@@ -180,14 +182,20 @@ func (ps *processes) knows(cookie uint64) bool {
 	return ok
 }
 
-// forget is called when a socket is gone.
-func (ps *processes) forget(cookie uint64) { delete(ps.makers, cookie) }
+// forget is called when a socket is gone. Callers may range over makers: that goes on over
+// the former map.
+func (ps *processes) forget(cookie uint64) {
+	delete(ps.makers, cookie)
+	if ps.peak.Passed(len(ps.makers)) {
+		ps.makers = compact.Map(ps.makers)
+	}
+}
 
 // retain forgets all sockets that are not in keep.
 func (ps *processes) retain(keep map[uint64]struct{}) {
 	for cookie := range ps.makers {
 		if _, ok := keep[cookie]; !ok {
-			delete(ps.makers, cookie)
+			ps.forget(cookie)
 		}
 	}
 }
