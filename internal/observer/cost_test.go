@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
+	"github.com/fairlead/fairlead/test/kit/heap"
 )
 
 // The cost of an event does not depend on the number of sockets: a listener that
@@ -67,26 +68,19 @@ func TestRingHoldsABurst(t *testing.T) {
 
 // What many sockets that came and went leave is less than a tenth of what they took.
 func TestMemoryOfSocketsIsFreed(t *testing.T) {
-	heap := func() int64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
-	}
 	const n = 50_000
 	m := newModel()
-	before := heap()
+	before := heap.Used()
 	for cookie := range uint64(n) {
 		_, _, _ = m.put(Socket{Cookie: 1 + cookie, Port: 80, Listening: true})
 	}
-	full := heap() - before
+	full := heap.Used() - before
 	for cookie := range uint64(n) {
 		if _, ok, _ := m.drop(1+cookie, 0); !ok {
 			t.Fatalf("socket %d was not there", cookie)
 		}
 	}
-	if left := heap() - before; left > full/10 {
+	if left := heap.Used() - before; left > full/10 {
 		t.Errorf("%d of %d bytes are left", left, full)
 	}
 	runtime.KeepAlive(m)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/test/kit/heap"
 )
 
 // What 20,000 ports that came and went leave is less than a tenth of what they took.
@@ -21,17 +22,10 @@ func TestMemoryOfABurstIsFreed(t *testing.T) {
 	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }, Shrunk: shrunk, Busy: busy})
 	newFacts(r, "docker")
 	feeds := map[string]Feed{"nat": r.Feed("nat"), "socket": r.Feed("socket")}
-	heap := func() int64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
-	}
-	before := heap()
+	before := heap.Used()
 	const n = 20_000
 	burst(feeds, n)
-	full := heap() - before
+	full := heap.Used() - before
 	select {
 	case <-busy:
 	default:
@@ -44,7 +38,7 @@ func TestMemoryOfABurstIsFreed(t *testing.T) {
 		}
 		f.Apply(c)
 	}
-	left := heap() - before
+	left := heap.Used() - before
 	t.Logf("%d KiB with %d ports, %d KiB after them", full>>10, n, left>>10)
 	if left > full/10 {
 		t.Errorf("%d of %d bytes are left", left, full)
@@ -92,23 +86,16 @@ func BenchmarkMemory(b *testing.B) {
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			used := func() uint64 {
-				var m runtime.MemStats
-				runtime.GC()
-				runtime.GC()
-				runtime.ReadMemStats(&m)
-				return m.HeapAlloc
-			}
-			var grown uint64
+			var grown int64
 			for b.Loop() {
-				before := used()
+				before := heap.Used()
 				r := New(Options{Rules: loopback{}, Logger: slog.New(slog.DiscardHandler)})
 				var set []port.Binding
 				for i := range n {
 					set = append(set, c.binding(i))
 				}
 				r.Feed("socket").Replace(set)
-				grown += used() - before
+				grown += heap.Used() - before
 				runtime.KeepAlive(r)
 			}
 			b.ReportMetric(float64(grown)/float64(b.N)/n, "B/port")

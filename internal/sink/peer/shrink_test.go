@@ -11,15 +11,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/test/kit/heap"
 )
-
-func heap() int64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
 
 // A book of 10,000 ports that came and went keeps less than a fiftieth of their memory.
 func TestMemoryOfManyPortsIsFreed(t *testing.T) {
@@ -39,14 +32,14 @@ func TestMemoryOfManyPortsIsFreed(t *testing.T) {
 		w.book.Update(w.View(), reconcile.Change{Base: max(was, 1), Keys: keys})
 		w.settle()
 	}
-	before := heap()
+	before := heap.Used()
 	update(func(tx *table.Tx[port.Key, port.Publication], k port.Key) {
 		host := netip.AddrPortFrom(port.Loopback(k.Address), k.Port)
 		tx.Put(k, port.Publication{Key: k, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{host}}})
 	})
-	full := heap() - before
+	full := heap.Used() - before
 	update(func(tx *table.Tx[port.Key, port.Publication], k port.Key) { tx.Delete(k) })
-	left := heap() - before
+	left := heap.Used() - before
 	t.Logf("%d KiB with %d ports, %d KiB after them", full>>10, n, left>>10)
 	if left > full/50 {
 		t.Errorf("%d of %d bytes are left", left, full)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/heap"
 )
 
 // tally is a feed that only counts.
@@ -52,13 +53,6 @@ const mostAllocs = 5
 // What is kept of many sockets that depend on the network, and of their makers, leaves less
 // than a hundredth of what it took when they have gone.
 func TestMemoryOfSocketsIsFreed(t *testing.T) {
-	heap := func() int64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
-	}
 	const n = 50_000
 	h, _ := newMachine(t, "0::/\n").handler(0)
 	h.feed = new(tally)
@@ -70,15 +64,15 @@ func TestMemoryOfSocketsIsFreed(t *testing.T) {
 			}}})
 		}
 	}
-	before := heap()
+	before := heap.Used()
 	apply(false)
-	full := heap() - before
+	full := heap.Used() - before
 	if len(h.placed) != n || len(h.processes.makers) != n {
 		t.Errorf("%d sockets depend on the network and %d have makers, want %d", len(h.placed), len(h.processes.makers), n)
 	}
 	apply(true)
 	h.processes.beginBatch()
-	if left := heap() - before; left > full/100 {
+	if left := heap.Used() - before; left > full/100 {
 		t.Errorf("%d of %d bytes are left", left, full)
 	}
 	runtime.KeepAlive(h)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/test/kit/heap"
 	"github.com/fairlead/fairlead/test/kit/natrules"
 )
 
@@ -60,9 +61,9 @@ func TestMemoryAfterBurst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := compiled(bigSnapshot(10))
-			before := heap()
+			before := heap.Used()
 			burst(c)
-			if grew := heap() - before; grew > most {
+			if grew := heap.Used() - before; grew > most {
 				t.Errorf("%d KiB more than before, want at most %d", grew>>10, most>>10)
 			}
 			if !c.Shrunk() || c.Shrunk() {
@@ -72,25 +73,15 @@ func TestMemoryAfterBurst(t *testing.T) {
 	}
 }
 
-// heap returns the bytes that are in use.
-func heap() int {
-	var m runtime.MemStats
-	for range 2 {
-		runtime.GC()
-	}
-	runtime.ReadMemStats(&m)
-	return int(m.HeapAlloc)
-}
-
 // BenchmarkMemory shows the memory of a rule, beside that of its text.
 func BenchmarkMemory(b *testing.B) {
 	const n = 10_000
 	s := bigSnapshot(n)
-	var grown int
+	var grown int64
 	for b.Loop() {
-		before := heap()
+		before := heap.Used()
 		c := compiled(s)
-		grown += heap() - before
+		grown += heap.Used() - before
 		runtime.KeepAlive(c)
 	}
 	runtime.KeepAlive(s)
