@@ -248,11 +248,11 @@ test-chaos: ## Run "make chaos" as a stage (root)
 	@$(CHECK) test-chaos $(MAKE) --no-print-directory chaos
 
 .PHONY: bench
-bench: ## Measure fairlead against polling and write docs/benchmarks (root; 20 minutes)
+bench: ## Measure fairlead against polling and write docs/benchmarks (root; RUNS (3), 20 minutes each)
 	$(need_root)
 	@hack/provision.sh base vm
 	@hack/provision-engines.sh packages kube
-	@go run ./test/bench -report docs/benchmarks -out docs/benchmarks/results.txt
+	@go run ./test/bench -runs $(or $(RUNS),3) -before docs/benchmarks/before.txt -report docs/benchmarks -out docs/benchmarks/results.txt
 
 # The API server is built with optimisation, unlike that of the tests, which takes three times longer.
 .PHONY: fleet

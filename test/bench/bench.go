@@ -76,7 +76,7 @@ type part struct {
 // parts returns all parts, in the order of the report.
 func parts() []part {
 	return []part{
-		latencyPart(), missedPart(), natPart(), enginePart(), kubePart(), idlePart(),
+		latencyPart(), missedPart(), natPart(), enginePart(), kubePart(), idlePart(), memoryPart(),
 		churnPart(), burstPart(), udpPart(), startPart(), binaryPart(), flowsPart(), vsockPart(), tunnelPart(), hookPart(),
 	}
 }
@@ -118,13 +118,14 @@ type bench struct {
 	cleanups []func()
 }
 
-// newBench makes a run that writes its results to out; the caller closes it.
-func newBench(scale scale, log, out io.Writer) (*bench, error) {
+// newBench makes a run that writes its results to out, with the properties of the machine
+// and of the run; the caller closes it.
+func newBench(scale scale, machine []benchfmt.Config, log, out io.Writer) (*bench, error) {
 	dir, err := os.MkdirTemp("", "flb-")
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{scale: scale, log: log, dir: dir, began: time.Now(), machine: machine(scale), out: benchfmt.NewWriter(out)}
+	b := &bench{scale: scale, log: log, dir: dir, began: time.Now(), machine: machine, out: benchfmt.NewWriter(out)}
 	b.program, err = program.Path(dir)
 	return b, err
 }

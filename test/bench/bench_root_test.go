@@ -67,7 +67,7 @@ func TestFailedPartsAreReported(t *testing.T) {
 }
 
 func TestModeThatDidNotRunIsAnError(t *testing.T) {
-	b, err := newBench(tiny, t.Output(), io.Discard)
+	b, err := newBench(tiny, nil, t.Output(), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

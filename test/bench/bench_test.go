@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -85,18 +86,65 @@ func TestTargetsAreJudged(t *testing.T) {
 	}
 	r := results{result("a/mode=x", 2), result("a/mode=y", 1)}
 	const x, y = "a/mode=x sec", "a/mode=y sec"
-	got := r.verdict([]target{
+	goals := []target{
 		{What: "met", Figure: y, AtMost: 1, Why: "Never shown."},
 		{What: "missed", Figure: x, AtMost: 1, Why: "It is far away."},
 		{What: "ratio", Figure: x, Over: y, AtLeast: 3},
 		{What: "more", Figure: x, Minus: y, AtMost: 1},
 		{What: "p99", Figure: "a/mode=x p99-sec", AtMost: 1},
-	})
+	}
+	got := r.verdict(goals, nil)
 	want := [][]string{
 		{"met", "≤ 1.00 s", "1.00 s", "yes"}, {"missed", "≤ 1.00 s", "2.00 s", "**no** (1)"}, {"ratio", "≥ 3 ×", "2 ×", "**no** (2)"},
 		{"more", "≤ 1.00 s", "1.00 s", "yes"}, {"p99", "≤ 1.00 s", "–", "not measured"},
 	}
 	if diff := cmp.Diff(want, got.Rows) + cmp.Diff([]string{"It is far away.", "Not known yet."}, got.Reasons); diff != "" {
+		t.Error(diff)
+	}
+	// The median of three runs counts, and a ratio is one of values of the same run.
+	var runs results
+	for n, x := range []float64{1, 4, 0.5} {
+		for _, res := range []*benchfmt.Result{result("a/mode=x", x), result("a/mode=y", x/4)} {
+			res.SetConfig(runKey, fmt.Sprint(n+1))
+			runs = append(runs, res)
+		}
+	}
+	got = runs.verdict(goals, r)
+	want = [][]string{
+		{"what", "target", "before", "median of 3 runs", "lowest", "highest", "met"},
+		{"met", "≤ 1.00 s", "1.00 s", "250 ms", "125 ms", "1.00 s", "yes"}, {"missed", "≤ 1.00 s", "2.00 s", "1.00 s", "500 ms", "4.00 s", "yes"},
+		{"ratio", "≥ 3 ×", "2 ×", "4 ×", "4 ×", "4 ×", "yes"}, {"more", "≤ 1.00 s", "1.00 s", "750 ms", "375 ms", "3.00 s", "yes"},
+		{"p99", "≤ 1.00 s", "–", "–", "–", "–", "not measured"},
+	}
+	if diff := cmp.Diff(want, append([][]string{got.Head}, got.Rows...)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A report of several runs has the median of each value, of maxima the highest, and all samples.
+func TestMediansOfRuns(t *testing.T) {
+	var file strings.Builder
+	for n, line := range []string{"3 1 sec 9 max-sec 7 RSS-B", "4 5 sec 6 max-sec", "5 2 sec 8 max-sec"} {
+		fmt.Fprintf(&file, "run: %d\ncommit: c\nload: %d\n\nBenchmarkA/mode=x %s\n", n+1, n, line)
+		if n == 1 {
+			file.WriteString("why: it broke\n\nBenchmarkFailed/b 1 1 failures\nwhy:\n\n")
+		}
+	}
+	name := filepath.Join(t.TempDir(), "results")
+	if err := os.WriteFile(name, []byte(file.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := readResults(name)
+	if err != nil || len(r.byRun()) != 3 {
+		t.Fatalf("results %v, error %v", r, err)
+	}
+	one := r.medians().find("A/mode=x")
+	want := []benchfmt.Value{{Value: 2, Unit: "sec"}, {Value: 9, Unit: "max-sec"}, {Value: 7, Unit: "RSS-B"}}
+	if diff := cmp.Diff(want, one.Values); diff != "" || one.Iters != 12 {
+		t.Errorf("%d samples, %s", one.Iters, diff)
+	}
+	got := []any{r.Config("commit"), r.Config("load"), r.failed()}
+	if diff := cmp.Diff([]any{"c", "0; 1; 2", map[string]string{"b, run 2": "it broke"}}, got); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -127,7 +175,7 @@ func TestEveryTargetIsMeasured(t *testing.T) {
 func TestCommittedReportIsThatOfItsResults(t *testing.T) {
 	const dir = "../../docs/benchmarks"
 	made := t.TempDir()
-	if err := run(t.Context(), []string{"-render", dir + "/results.txt", "-report", made}, io.Discard, t.Output()); err != nil {
+	if err := run(t.Context(), []string{"-render", dir + "/results.txt", "-before", dir + "/before.txt", "-report", made}, io.Discard, t.Output()); err != nil {
 		t.Fatal(err)
 	}
 	files, err := filepath.Glob(made + "/*")
@@ -138,7 +186,7 @@ func TestCommittedReportIsThatOfItsResults(t *testing.T) {
 		got, _ := os.ReadFile(f)
 		want, err := os.ReadFile(filepath.Join(dir, filepath.Base(f)))
 		if err != nil || !bytes.Equal(want, got) {
-			t.Errorf("%s differs (go run ./test/bench -render docs/benchmarks/results.txt -report docs/benchmarks): %v", f, err)
+			t.Errorf("%s differs (go run ./test/bench -render docs/benchmarks/results.txt -before docs/benchmarks/before.txt -report docs/benchmarks): %v", f, err)
 		}
 	}
 }

@@ -85,8 +85,8 @@ func (g *guest) start(flags ...string) {
 }
 
 // startHost starts a host peer.
-func (g *guest) startHost() {
-	g.b.start(g.outside, exec.Command(g.b.program, "host", "--connect", g.link,
+func (g *guest) startHost() *process {
+	return g.b.start(g.outside, exec.Command(g.b.program, "host", "--connect", g.link,
 		"--control", filepath.Join(g.dir, "host", "s"), "--log-level", "error"))
 }
 

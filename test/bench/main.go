@@ -20,6 +20,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -48,6 +49,8 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	only := fs.String("only", "", "the parts to measure, separated by commas; all if empty")
 	file := fs.String("out", os.DevNull, "write the results to this file; - is standard output, without a report")
 	dir := fs.String("report", "", "write README.md and figures to this directory instead of tables to standard output")
+	runs := fs.Int("runs", 1, "how often to measure everything; the report has the medians of all runs")
+	earlier := fs.String("before", "", "show the results in this file, of an earlier version, beside those that targets are compared with")
 	render := fs.String("render", "", "measure nothing, and report the results in this file")
 	followed := fs.String("budget", "", "measure only how long an event takes for each step on its way through these programs: name=file, separated by commas")
 	rounds := fs.Int("rounds", 300, "how many listeners -budget opens with each program")
@@ -61,9 +64,22 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 	if *followed != "" {
 		return budget(ctx, *followed, *rounds, log, out)
 	}
+	if *runs < 1 {
+		return fmt.Errorf("-runs %d: want at least 1", *runs)
+	}
+	var before results
+	if *earlier != "" {
+		var err error
+		if before, err = readResults(*earlier); err != nil {
+			return err
+		}
+	}
 	if *render != "" {
 		res, err := readResults(*render)
-		return errors.Join(err, writeReport(out, *dir, res))
+		if err != nil {
+			return err
+		}
+		return writeReport(out, *dir, res, before)
 	}
 	scale := scale(slices.Index(scales, *size))
 	if scale < 0 {
@@ -78,20 +94,19 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 		}
 	}
 	if *file == "-" {
-		_, err := measureAll(ctx, chosen, scale, log, out)
+		_, err := measureRuns(ctx, *runs, chosen, scale, log, out)
 		return err
 	}
 	f, err := os.Create(*file)
 	if err != nil {
 		return err
 	}
-	res, err := measureAll(ctx, chosen, scale, log, f)
-	return errors.Join(err, f.Close(), writeReport(out, *dir, res))
+	res, err := measureRuns(ctx, *runs, chosen, scale, log, f)
+	return errors.Join(err, f.Close(), writeReport(out, *dir, res, before))
 }
 
-// measureAll measures parts, one after the other, and writes the results of each to out.
-// A failed part does not keep the next from being measured.
-func measureAll(ctx context.Context, chosen []part, scale scale, log, out io.Writer) (_ results, err error) {
+// measureRuns measures parts in several runs, one after the other.
+func measureRuns(ctx context.Context, runs int, chosen []part, scale scale, log, out io.Writer) (all results, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the benchmark makes network namespaces: run it as root")
 	}
@@ -100,7 +115,21 @@ func measureAll(ctx context.Context, chosen []part, scale scale, log, out io.Wri
 			return nil, fmt.Errorf("set up the namespaces: %w", err)
 		}
 	}
-	b, err := newBench(scale, log, out)
+	for n := 1; n <= runs && ctx.Err() == nil; n++ {
+		config := machine(scale)
+		if runs > 1 {
+			config = append(config, benchfmt.Config{Key: runKey, Value: []byte(strconv.Itoa(n)), File: true})
+		}
+		res, failed := measureAll(ctx, chosen, scale, config, log, out)
+		all, err = append(all, res...), errors.Join(err, failed)
+	}
+	return all, err
+}
+
+// measureAll measures parts, one after the other, and writes the results of each to out.
+// A failed part does not keep the next from being measured.
+func measureAll(ctx context.Context, chosen []part, scale scale, config []benchfmt.Config, log, out io.Writer) (_ results, err error) {
+	b, err := newBench(scale, config, log, out)
 	if err != nil {
 		return nil, err
 	}

@@ -140,6 +140,12 @@ func (t *natTable) commit(p uint16) {
 	check(t.conn.Flush())
 }
 
+// clear removes all rules.
+func (t *natTable) clear() {
+	t.conn.FlushChain(t.chain)
+	check(t.conn.Flush())
+}
+
 // countDumped dumps the rules from the kernel, at the lowest possible cost.
 func countDumped(s *netns.Space) (n int) {
 	c := must(netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: s.FD(), MessageBufferSize: 256 << 10}))

@@ -49,9 +49,10 @@ type section struct {
 	Tables  []table
 }
 
-// writeReport writes README.md and its figures to dir. Without one it writes the tables
-// to w.
-func writeReport(w io.Writer, dir string, r results) error {
+// writeReport writes README.md and its figures to dir: the medians of all runs, beside
+// those of an earlier version, if there are any. Without a directory it writes the tables to w.
+func writeReport(w io.Writer, dir string, all, before results) error {
+	r := all.medians()
 	goals, err := targets()
 	if err != nil {
 		return fmt.Errorf("targets.yaml: %w", err)
@@ -61,8 +62,10 @@ func writeReport(w io.Writer, dir string, r results) error {
 		"rule":    func(head []string) string { return "---" + strings.Repeat("|--:", len(head)-1) },
 		"part":    func(name string) (*section, error) { return r.section(name, dir) },
 		"glance":  r.glance,
-		"targets": func() verdict { return r.verdict(goals) },
-		"failed":  r.failed,
+		"targets": func() verdict { return all.verdict(goals, before) },
+		"before":  func() results { return before },
+		"failed":  all.failed,
+		"runs":    func() int { return len(all.byRun()) },
 		"took":    r.took,
 	}).Parse(document)
 	if err != nil {
@@ -80,10 +83,10 @@ func writeReport(w io.Writer, dir string, r results) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	return t.Execute(f, r)
+	return t.Execute(f, all)
 }
 
-// took is how long the run took, if it was not interrupted.
+// took is how long a run took, if it was not interrupted.
 func (r results) took() string {
 	if end := r.find(runName); end != nil {
 		return (time.Duration(end.Values[0].Value) * time.Second).String()

@@ -36,6 +36,9 @@ const (
 // enoughForP99 is the number of samples below which the p99 would be the maximum.
 const enoughForP99 = 100
 
+// runKey is the property by which results of several runs in one file differ.
+const runKey = "run"
+
 // failedName begins the name of a result that says why a part has none.
 const failedName = "Failed/"
 
@@ -56,9 +59,9 @@ func summarize(name, unit string, samples map[string][]float64) *benchfmt.Result
 		r.Values = append(r.Values, benchfmt.Value{Value: v, Unit: unit})
 	}
 	sorted := benchmath.NewSample(samples[unit], &benchmath.DefaultThresholds)
-	median := benchmath.AssumeNothing.Summary(sorted, 0.95)
-	add(unit, median.Center)
-	if off := max(median.Hi-median.Center, median.Center-median.Lo); !math.IsInf(off, 0) {
+	middle := benchmath.AssumeNothing.Summary(sorted, 0.95)
+	add(unit, middle.Center)
+	if off := max(middle.Hi-middle.Center, middle.Center-middle.Lo); !math.IsInf(off, 0) {
 		add(margin+unit, off)
 	}
 	all := stats.Sample{Xs: sorted.Values, Sorted: true}
@@ -70,7 +73,7 @@ func summarize(name, unit string, samples map[string][]float64) *benchfmt.Result
 	}
 	for _, other := range slices.Sorted(maps.Keys(samples)) {
 		if other != unit {
-			add(other, stats.Sample{Xs: samples[other]}.Quantile(0.5))
+			add(other, median(samples[other]))
 		}
 	}
 	return r
@@ -95,19 +98,77 @@ func (r results) of(m measure) (out results) {
 	return out
 }
 
-// Config returns a property of the run.
-func (r results) Config(key string) string {
-	if len(r) == 0 {
-		return ""
+// byRun splits results by the run that they are of.
+func (r results) byRun() (runs []results) {
+	for i, res := range r {
+		if i == 0 || res.GetConfig(runKey) != r[i-1].GetConfig(runKey) {
+			runs = append(runs, nil)
+		}
+		runs[len(runs)-1] = append(runs[len(runs)-1], res)
 	}
-	return r[len(r)-1].GetConfig(key)
+	return runs
 }
 
-// failed returns by part why it was not measured.
+// medians makes one run of several: of each value it has the median of all runs, and of
+// maxima the highest.
+func (r results) medians() (out results) {
+	runs := r.byRun()
+	if len(runs) < 2 {
+		return r
+	}
+	for _, res := range r {
+		if out.find(string(res.Name)) != nil {
+			continue
+		}
+		one, values := res.Clone(), map[string][]float64{}
+		one.Iters, one.Values = 0, nil
+		var units []string
+		for _, run := range runs {
+			same := run.find(string(res.Name))
+			if same == nil {
+				continue
+			}
+			one.Iters += same.Iters
+			for _, v := range same.Values {
+				if values[v.Unit] == nil {
+					units = append(units, v.Unit)
+				}
+				values[v.Unit] = append(values[v.Unit], v.Value)
+			}
+		}
+		for _, unit := range units {
+			v := median(values[unit])
+			if prefix, _ := cutUnit(unit); prefix == most {
+				v = slices.Max(values[unit])
+			}
+			one.Values = append(one.Values, benchfmt.Value{Value: v, Unit: unit})
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+func median(vs []float64) float64 { return stats.Sample{Xs: vs}.Quantile(0.5) }
+
+// Config returns a property of the run; of several runs all values that differ.
+func (r results) Config(key string) string {
+	var all []string
+	for _, run := range r.byRun() {
+		if v := run[len(run)-1].GetConfig(key); v != "" && !slices.Contains(all, v) {
+			all = append(all, v)
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// failed returns by part why it was not measured, in which run if there are several.
 func (r results) failed() map[string]string {
 	why := map[string]string{}
 	for _, res := range r {
 		if part, ok := strings.CutPrefix(string(res.Name), failedName); ok {
+			if n := res.GetConfig(runKey); n != "" {
+				part += ", run " + n
+			}
 			why[part] = res.GetConfig("why")
 		}
 	}
@@ -160,17 +221,31 @@ func (r results) figure(f string) (float64, bool) {
 	return 0, false
 }
 
-// judge returns what was measured, and whether that meets the target.
-func (t target) judge(r results) (v float64, met, ok bool) {
-	v, ok = r.figure(t.Figure)
-	other, found := r.figure(t.Over + t.Minus)
-	switch {
-	case t.Over != "":
-		v, ok = v/other, ok && found && other != 0
-	case t.Minus != "":
-		v, ok = v-other, ok && found
+// measured returns what each run that measured it has for the target.
+func (t target) measured(r results) (vs []float64) {
+	for _, run := range r.byRun() {
+		v, ok := run.figure(t.Figure)
+		other, found := run.figure(t.Over + t.Minus)
+		switch {
+		case t.Over != "":
+			v, ok = v/other, ok && found && other != 0
+		case t.Minus != "":
+			v, ok = v-other, ok && found
+		}
+		if ok {
+			vs = append(vs, v)
+		}
 	}
-	return v, v >= t.AtLeast && (t.AtMost == 0 || v <= t.AtMost), ok
+	return vs
+}
+
+func (t target) met(v float64) bool { return v >= t.AtLeast && (t.AtMost == 0 || v <= t.AtMost) }
+
+func (t target) limit() string {
+	if t.AtMost == 0 {
+		return "≥ " + t.format(t.AtLeast)
+	}
+	return "≤ " + t.format(t.AtMost)
 }
 
 // format writes a figure of the target, which has no unit if it is a ratio.
@@ -188,20 +263,46 @@ type verdict struct {
 	Reasons []string
 }
 
-func (r results) verdict(targets []target) verdict {
-	v := verdict{table: table{Head: []string{"what", "target", "measured", "met"}}}
-	for _, t := range targets {
-		limit := "≤ " + t.format(t.AtMost)
-		if t.AtMost == 0 {
-			limit = "≥ " + t.format(t.AtLeast)
+// verdict compares the medians of all runs with the targets, and shows what an earlier
+// version had, if there is one.
+func (r results) verdict(targets []target, before results) verdict {
+	runs := len(r.byRun())
+	v := verdict{table: table{Head: []string{"what", "target"}}}
+	column := func(shown bool, head ...string) {
+		if shown {
+			v.Head = append(v.Head, head...)
 		}
-		row := []string{t.What, limit, missing, "not measured"}
-		if figure, met, ok := t.judge(r); ok {
-			row[2], row[3] = t.format(figure), "yes"
-			if !met {
-				v.Reasons = append(v.Reasons, cmp.Or(t.Why, "Not known yet."))
-				row[3] = fmt.Sprintf("**no** (%d)", len(v.Reasons))
+	}
+	column(len(before) > 0, "before")
+	column(runs < 2, "measured")
+	column(runs > 1, fmt.Sprintf("median of %d runs", runs), "lowest", "highest")
+	column(true, "met")
+	for _, t := range targets {
+		row := []string{t.What, t.limit()}
+		show := func(vs []float64, of func([]float64) float64) {
+			if len(vs) == 0 {
+				row = append(row, missing)
+				return
 			}
+			row = append(row, t.format(of(vs)))
+		}
+		if len(before) > 0 {
+			show(t.measured(before), median)
+		}
+		vs := t.measured(r)
+		show(vs, median)
+		if runs > 1 {
+			show(vs, slices.Min)
+			show(vs, slices.Max)
+		}
+		switch {
+		case len(vs) == 0:
+			row = append(row, "not measured")
+		case t.met(median(vs)):
+			row = append(row, "yes")
+		default:
+			v.Reasons = append(v.Reasons, cmp.Or(t.Why, "Not known yet."))
+			row = append(row, fmt.Sprintf("**no** (%d)", len(v.Reasons)))
 		}
 		v.Rows = append(v.Rows, row)
 	}

@@ -15,7 +15,7 @@ import (
 // prints.
 func BenchmarkVsock(t *testing.B) {
 	t.ReportMetric(0, "ns/op") // not reported
-	b, err := newBench(scale(max(slices.Index(scales, os.Getenv(scaleVariable)), 0)), os.Stderr, os.Stdout)
+	b, err := newBench(scale(max(slices.Index(scales, os.Getenv(scaleVariable)), 0)), nil, os.Stderr, os.Stdout)
 	if err != nil {
 		t.Fatal(err)
 	}
