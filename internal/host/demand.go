@@ -3,6 +3,7 @@
 package host
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -29,6 +30,7 @@ type demands struct {
 	sent    []string             // nil if nothing was
 	again   bool                 // a session began after that
 	waiting map[string]string    // why, by demand, as the guest says; also what was asked for in the guest
+	told    bool                 // waiting is of this session
 	there   map[string]int       // publications, by demand; asked for by whomever
 }
 
@@ -46,11 +48,19 @@ func (g *guest) ask() {
 	}
 }
 
+// isDemanded reports whether a publication is there by its name alone.
+func (p *publication) isDemanded() bool {
+	return p.wire.Source == port.SourceDemand && len(p.wire.Demands) > 0
+}
+
+// isNamed reports whether a publication is asked for by a name.
+func (p *publication) isNamed(demand string) bool { return slices.Contains(p.wire.Demands, demand) }
+
 // isEnding reports whether a publication is there by its name alone, and the guest was asked for
 // it and has not had the time to withdraw it since. The rule that asked for it said where it is
 // to be open; without it the address is one that nobody wants. h.mu is held.
 func (g *guest) isEnding(p *publication) bool {
-	if p.wire.Source != port.SourceDemand || !g.peer.Demand {
+	if !p.isDemanded() || !g.peer.Demand {
 		return false
 	}
 	was := false
@@ -150,13 +160,31 @@ func (g *guest) demandMessage() *wire.Demand {
 	return &wire.Demand{Ports: ports}
 }
 
-// applyDemanded notes what waits. The texts are the guest's.
-func (g *guest) applyDemanded(m *wire.Demanded) {
+// awaits reports whether this host asks for a publication by its name, and the guest has not said
+// in this session that it waits. h.mu is held.
+func (g *guest) awaits(p *publication) bool {
+	return p.isDemanded() && g.peer.Demand && slices.ContainsFunc(p.wire.Demands, func(d string) bool {
+		_, waits := g.demands.waiting[d]
+		return slices.Contains(g.demands.asked, d) && (!waits || !g.demands.told)
+	})
+}
+
+// applyDemanded notes what waits, and removes what was kept by its name and does not come. The
+// texts are the guest's.
+func (g *guest) applyDemanded(ctx context.Context, m *wire.Demanded) {
 	g.h.mu.Lock()
 	defer g.h.mu.Unlock()
-	g.demands.waiting = make(map[string]string, len(m.Waiting))
+	g.demands.told, g.demands.waiting = true, make(map[string]string, len(m.Waiting))
 	for _, w := range m.Waiting {
 		g.demands.waiting[w.Port] = w.Reason
+	}
+	if !g.incomplete && ctx.Err() == nil {
+		for _, k := range g.kept.keys() {
+			if p := g.pubs[k]; p.isDemanded() && !g.awaits(p) {
+				g.remove(k)
+			}
+		}
+		g.h.commit(ctx)
 	}
 	g.h.listWaiting()
 }
@@ -164,7 +192,7 @@ func (g *guest) applyDemanded(m *wire.Demanded) {
 // demandsBegin notes that a session with a peer begins. What waited is known until that peer
 // says what does, unless it may be one that does not say it. h.mu is held.
 func (g *guest) demandsBegin(peer link.Peer) {
-	g.demands.again = true
+	g.demands.again, g.demands.told = true, false
 	if peer.Version != g.peer.Version || !peer.Unpublished && !peer.Demand {
 		g.demands.waiting = nil
 	}

@@ -28,6 +28,17 @@ func (s demanding) Peer() link.Peer {
 	return p
 }
 
+// demandingGuest is the guest of an agent that takes forwards by name.
+func (a *agent) demandingGuest() Guest {
+	return Guest{Name: a.name, Dial: func(ctx context.Context) (link.Session, error) {
+		s, err := a.connect(ctx)
+		if err == nil {
+			s = demanding{s}
+		}
+		return s, err
+	}}
+}
+
 // asking is a policy with run-time rules for these ports of all guests.
 func asking(t *testing.T, demands ...string) *rules.Set {
 	t.Helper()
@@ -58,14 +69,7 @@ func webByName() wire.Publication {
 func TestDemandsOfAGuest(t *testing.T) {
 	a := newAgent(t, "vm")
 	a.begins(snapshot(1))
-	dial := func(ctx context.Context) (link.Session, error) {
-		s, err := a.connect(ctx)
-		if err == nil {
-			s = demanding{s}
-		}
-		return s, err
-	}
-	h, _ := startGuests(t, Options{Guests: []Guest{{Name: "vm", Dial: dial}}, Policy: asking(t, "web:80")})
+	h, _ := startGuests(t, Options{Guests: []Guest{a.demandingGuest()}, Policy: asking(t, "web:80")})
 	web := asking(t, "web:80").Demands("")[0]
 	if got := fmt.Sprint((<-a.demands).Ports); got != "[web:80/tcp]" {
 		t.Error(got)
@@ -154,14 +158,7 @@ func testDemandThatEndsOpensNothing(t *testing.T) {
 	byName := webByName()
 	a, network := newAgent(t, "vm"), newMemory()
 	a.begins(snapshot(1, byName))
-	dial := func(ctx context.Context) (link.Session, error) {
-		s, err := a.connect(ctx)
-		if err == nil {
-			s = demanding{s}
-		}
-		return s, err
-	}
-	h, _ := startGuests(t, Options{Guests: []Guest{{Name: "vm", Dial: dial}}, Policy: to("18080"), Network: network})
+	h, _ := startGuests(t, Options{Guests: []Guest{a.demandingGuest()}, Policy: to("18080"), Network: network})
 	asks := func(want string) {
 		t.Helper()
 		if got := fmt.Sprint((<-a.demands).Ports); got != want {

@@ -69,6 +69,7 @@ type guest struct {
 	resync     string                            // why a snapshot is to be requested, empty if it is not
 	graceEnd   time.Time
 	sender     link.Peer // who sent pubs
+	incomplete bool      // its last snapshot was
 	keptEnd    time.Time // when what is kept is withdrawn, zero if nothing is
 	connected  bool
 	away       bool // it was connected, and is not any more
@@ -443,7 +444,7 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 		case c.LogLevelSet != nil:
 			g.answered(c.LogLevelSet)
 		case c.Demanded != nil:
-			g.applyDemanded(c.Demanded)
+			g.applyDemanded(ctx, c.Demanded)
 		}
 		// Changes before the requested snapshot have a base that is missing here.
 		// Agents send nothing else.
@@ -497,9 +498,13 @@ func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
 	for _, p := range s.Publications {
 		g.put(p)
 	}
-	g.sender = g.peer
+	g.sender, g.incomplete = g.peer, len(s.Incomplete) > 0
 	if n := g.kept.len(); n > 0 && !g.connected {
-		g.log.Info("the guest has not read all of its sources; keeping ports that it published before",
+		until := "it has read all of its sources"
+		if !g.incomplete {
+			until = "it has said what became of the names that were asked for"
+		}
+		g.log.Info("keeping ports that the guest published before", "until", until,
 			"sources", []string(s.Incomplete), "publications", n, "for", time.Until(g.keptEnd).Round(time.Second))
 	}
 	g.graceEnd = time.Time{}
@@ -566,6 +571,7 @@ func (g *guest) put(p wire.Publication) {
 		g.countDemands(p.Demands, 1)
 	}
 	pub.wire = p
+	g.removeReplaced(pub)
 	if again {
 		g.h.touch(pub)
 	}
@@ -581,6 +587,8 @@ func (g *guest) decide(pub *publication) {
 	h := g.h
 	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
 	if d.Allow && g.isEnding(pub) {
+		pub.onConflict = port.OnConflictWait // its rule has gone, and what that chose
+		pub.forget(nil)
 		d = port.Decision{Pending: true, Reason: "this host does not ask for it any more"}
 	}
 	if d.Allow {
@@ -617,6 +625,9 @@ func (g *guest) decide(pub *publication) {
 		}
 		isNew = true
 		c := &claim{guest: g, key: pub.Key, addr: a, pub: pub}
+		if pub.isDemanded() {
+			c.names = pub.wire.Demands
+		}
 		c.outcome = port.Outcome{Key: pub.Key, State: port.Pending, HostAddress: a, Since: time.Now()}
 		pub.claims = append(pub.claims, c)
 		g.waiting = append(g.waiting, c)

@@ -13,11 +13,12 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// keptFor is how long a port is kept that an incomplete snapshot lacks: longer than most
+// keptFor is how long a port is kept that the first snapshot of a process lacks: longer than most
 // engines take to start.
 const keptFor = 30 * time.Second
 
-// kept are the publications of a guest that an incomplete snapshot of a new session lacks.
+// kept are the publications of a guest that the snapshot of a new process lacks, which is
+// incomplete, or comes before the process is asked for them by name.
 // Their listeners stay open and connections wait a while; see wire.Snapshot. A connection
 // that waited is requested of the guest as any other, which refuses what it does not publish;
 // it ends if the port is withdrawn, or if rules deny what is published there by then.
@@ -88,10 +89,11 @@ func (k *kept) await(ctx context.Context, key port.Key, hold time.Duration) bool
 }
 
 // keeps reports whether a publication that a snapshot lacks is kept: an earlier process of
-// the same guest published it, and this one has not read all of its sources. A process that
-// only lost its link knows what it published. h.mu is held.
+// the same guest published it, and this one has not read all of its sources, or was not told
+// yet that it is asked for by name. A process that only lost its link knows what it published.
+// h.mu is held.
 func (g *guest) keeps(s *wire.Snapshot, k port.Key) bool {
-	if len(s.Incomplete) == 0 || g.sender.Name != g.peer.Name || g.denies(k) {
+	if len(s.Incomplete) == 0 && !g.awaits(g.pubs[k]) || g.sender.Name != g.peer.Name || g.denies(k) {
 		return false
 	}
 	first := !g.connected && g.sender.Identity != g.peer.Identity // snapshot of this process
@@ -131,6 +133,23 @@ func (g *guest) unkeep(pub *publication) {
 	g.h.changed[pub] = struct{}{}
 	if g.kept.len() == 0 {
 		g.keptEnd = time.Time{}
+	}
+}
+
+// removeReplaced removes what is kept of the names of pub: a name leads to one address. h.mu is
+// held; the caller commits.
+func (g *guest) removeReplaced(pub *publication) {
+	if len(pub.wire.Demands) == 0 || g.kept.len() == 0 {
+		return
+	}
+	for _, k := range g.kept.keys() {
+		p := g.pubs[k]
+		left := slices.ContainsFunc(p.wire.Demands, func(d string) bool {
+			return !pub.isNamed(d) && slices.Contains(g.demands.asked, d)
+		})
+		if p != pub && p.isDemanded() && !left && slices.ContainsFunc(p.wire.Demands, pub.isNamed) {
+			g.remove(k)
+		}
 	}
 }
 

@@ -352,6 +352,125 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 	}
 }
 
+// A port that the host asks for by name is kept while the agent restarts, which is told of it
+// after its first snapshot, until that has said what became of it.
+func TestPortByNameIsKeptUntilTheGuestAnswers(t *testing.T) {
+	web, moved, both := webByName(), webByName(), webByName()
+	moved.Key.Address = netip.MustParseAddr("172.17.0.3")
+	both.Demands = wire.List[string]{"shop/web:80/tcp", "web:80/tcp"}
+	movedBoth := moved
+	movedBoth.Demands = wire.List[string]{"web:80/tcp", "shop/web:80/tcp"}
+	waits := func(why string) wire.Control {
+		return wire.Control{Demanded: &wire.Demanded{Waiting: wire.List[wire.Waiting]{{Port: "web:80/tcp", Reason: why}}}}
+	}
+	is := func(cs ...wire.Control) []wire.Control { return cs }
+	tests := []struct {
+		name     string
+		before   wire.Publication
+		first    []wire.Control // of the new process
+		says     []wire.Control
+		closed   bool // at once
+		open     bool // after what it says
+		kept     bool
+		listened int // in all
+	}{
+		{"it is there", web, is(snapshot(1)), is(put(1, web)), false, true, false, 1},
+		{"it is there, beside a slow engine", web, is(incomplete(1)), is(snapshot(2), put(2, web)), false, true, false, 1},
+		{"it is at another address", web, is(snapshot(1)), is(put(1, moved)), false, true, false, 1},
+		{"it is at another address, with its other name first", both, is(snapshot(1)), is(put(1, movedBoth)), false, true, false, 1},
+		{"it is gone", web, is(snapshot(1)), is(waits("no container")), false, false, false, 1},
+		{"it is gone, as a slow engine says", web, is(incomplete(1)), is(waits("no container"), snapshot(2)), false, false, false, 1},
+		{"it is gone, as the guest knows itself", web, is(waits("no container"), snapshot(1)), nil, true, false, false, 1},
+		{"no engine has answered", web, is(incomplete(1)), is(waits("no container")), false, true, true, 1},
+		{"it has not answered", web, is(snapshot(1)), nil, false, true, true, 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAgent(t, "vm")
+				a.hello = "box"
+				a.begins(snapshot(7, tt.before))
+				network := newMemory()
+				h, stop := startGuests(t, Options{Network: network, Policy: asking(t, "web:80"), Guests: []Guest{a.demandingGuest()}})
+				defer stop()
+				<-a.demands
+				wantOpen(t, network, 80)
+				a.restart(tt.first...)
+				<-a.demands
+				synctest.Wait()
+				if lost := isLost(h, web.Key); lost == tt.closed {
+					t.Errorf("shown as lost: %v", lost)
+				}
+				a.say(tt.says...)
+				isOpen := func(want bool) {
+					t.Helper()
+					synctest.Wait()
+					if network.isOpen(at(lo4, 80)) != want {
+						t.Errorf("open: %v, want %v", !want, want)
+					}
+				}
+				isOpen(tt.open)
+				if isLost(h, web.Key) != tt.kept || len(network.tries) != tt.listened {
+					t.Errorf("lost: %v, want %v; %d listeners were opened, want %d",
+						isLost(h, web.Key), tt.kept, len(network.tries), tt.listened)
+				}
+				time.Sleep(keptFor + time.Second)
+				isOpen(tt.open && !tt.kept)
+			})
+		})
+	}
+}
+
+// A client that waits at a port that is kept by its name is not led to another container that has
+// its address by now.
+func TestConnectionToKeptNameIsOfThatName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		web, db := webByName(), webByName()
+		db.Demands = wire.List[string]{"db:80/tcp"}
+		a := newAgent(t, "vm")
+		a.hello = "box"
+		a.begins(snapshot(7, web))
+		to := func(demand, hostPort string) rules.Rule {
+			d, err := port.ParseDemand(demand)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, err := rules.ParseHostPort(hostPort)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return rules.Rule{
+				Match:    rules.Match{Protocol: d.Protocol, Ports: []rules.PortRange{{First: d.Port, Last: d.Port}}, Demand: d},
+				HostPort: n,
+			}
+		}
+		both, err := rules.Empty(rules.Loopback()).WithRuntime([]rules.Rule{to("web:80", "18080"), to("db:80", "18081")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, stop := startGuests(t, Options{Network: newMemory(), Policy: both, Guests: []Guest{a.demandingGuest()}})
+		defer stop()
+		<-a.demands
+		a.wants(web.Key, port.Active)
+		a.restart(snapshot(1))
+		<-a.demands
+		synctest.Wait()
+		h.mu.Lock()
+		claim := h.guests[0].pubs[web.Key].claims[0]
+		h.mu.Unlock()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := h.stream(context.Background(), claim, netip.AddrPort{}, netip.AddrPort{})
+			ended <- err
+		}()
+		time.Sleep(time.Second)
+		a.say(put(1, db))
+		if err := <-ended; !errors.Is(err, errWithdrawn) {
+			t.Errorf("got %v, want %v", err, errWithdrawn)
+		}
+	})
+}
+
 // A client that connects again and again while the agent is restarted beside a slow engine
 // is always served.
 func TestClientIsServedWhileAgentRestartsBesideSlowEngine(t *testing.T) {

@@ -86,6 +86,7 @@ type claim struct {
 	guest *guest
 	key   port.Key
 	addr  netip.AddrPort
+	names []string // by which pub was asked for when the claim was made; nil if it is there by itself
 
 	pub      *publication
 	admitted bool // within the guest's limit

@@ -65,7 +65,7 @@ type Control struct {
 	LogLevelSet *LogLevelSet `json:"logLevelSet,omitzero"` // agent to host: the answer to each LogLevel
 
 	Demand   *Demand   `json:"demand,omitzero"`   // host to agent, if that takes it: see Hello
-	Demanded *Demanded `json:"demanded,omitzero"` // agent to host, after a Demand
+	Demanded *Demanded `json:"demanded,omitzero"` // agent to host: the answer to each Demand, and when it changes
 }
 
 // Snapshot is the whole wanted set. A large one comes in parts: More is set on

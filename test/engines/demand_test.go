@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -122,6 +123,34 @@ func (p *peers) restart(n uint16, text string) {
 	})
 }
 
+// staysOpen restarts the agent while clients connect to a port of the host, which says a text:
+// none is refused.
+func (p *peers) staysOpen(n uint16, text string) {
+	p.t.Helper()
+	end := make(chan struct{})
+	var clients sync.WaitGroup
+	clients.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			c, err := p.outside.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", n))
+			if err != nil {
+				p.t.Errorf("while the agent restarts: %v", err)
+				return
+			}
+			_, _ = answer(c) // none, or a reset, if the agent ended before
+			time.Sleep(time.Millisecond)
+		}
+	})
+	defer func() { close(end); clients.Wait() }()
+	p.agent.Stop(syscall.SIGKILL)
+	p.agent.run(p.t)
+	p.says(n, text)
+}
+
 // hosted asks for a port of a container in the guest's network, of which the engine gives no
 // address: what to do instead is said.
 func (p *peers) hosted(engine func(args ...string), to string) {
@@ -188,6 +217,9 @@ func TestDockerForwardsOnDemandOfTheHost(t *testing.T) {
 	p.rule("forward web:8000/tcp", port.Active, "")
 	p.replaceWeb(func(args ...string) { run(t, "docker", args...) }, "again")
 	p.restart(18000, "again")
+	for range 3 {
+		p.staysOpen(18000, "again")
+	}
 	d.Stop(syscall.SIGTERM) // ends its containers
 	p.shut(18000)
 	d.run(t)

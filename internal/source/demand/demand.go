@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/netwatch"
@@ -213,26 +214,27 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 			}
 		})
 	}
+	feed.Method("by name, at the engine's address")
+	s.mu.Lock()
+	complete := len(s.demands()) == 0
+	s.mu.Unlock()
 	// What the engines have not told yet is no reason to withdraw what an earlier agent
-	// published: the first set is complete when they have.
-	read := make(chan struct{})
+	// published, nor to say that it is not there.
+	var read atomic.Bool
 	running.Go(func() {
-		s.mu.Lock()
-		asked := len(s.demands()) > 0
-		s.mu.Unlock()
-		if s.o.Await != nil && asked {
+		if s.o.Await != nil {
 			s.o.Await(ctx)
 		}
-		close(read)
+		read.Store(true)
+		s.wake.Notify()
 	})
-	feed.Method("by name, at the engine's address")
-	if schedule.Wait(ctx, time.Time{}, read) != nil {
-		return context.Cause(ctx)
-	}
 	for {
 		began := time.Now()
-		// The whole set: it is small, and what is equal costs the registry little.
-		s.report(feed, s.lookUp())
+		set, unsure := s.lookUp(read.Load())
+		if complete = complete || !unsure; complete {
+			// The whole set: it is small, and what is equal costs the registry little.
+			s.report(feed, set)
+		}
 		if schedule.Sleep(ctx, schedule.Rest(time.Since(began), share)) != nil ||
 			schedule.Wait(ctx, time.Time{}, s.wake) != nil {
 			return context.Cause(ctx)
@@ -240,8 +242,9 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	}
 }
 
-// lookUp returns the bindings of all demands, and notes their states.
-func (s *Source) lookUp() (set []port.Binding) {
+// lookUp returns the bindings of all demands, and notes their states. Before the engines are read,
+// what is not found is unsure, and has no state.
+func (s *Source) lookUp(read bool) (set []port.Binding, unsure bool) {
 	s.mu.Lock()
 	demands := s.demands()
 	s.mu.Unlock()
@@ -256,13 +259,17 @@ func (s *Source) lookUp() (set []port.Binding) {
 		found, reason := []port.Binding(nil), fmt.Sprintf("more than %d ports are asked for by name", Max)
 		if i < Max {
 			found, reason = s.find(d)
+			if !read && len(found) == 0 {
+				unsure = true
+				continue
+			}
 		}
 		set, states = append(set, found...), append(states, State{d, reason})
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.note(states)
-	return set
+	return set, unsure
 }
 
 // note takes the states of all demands. s.mu is held.

@@ -250,7 +250,7 @@ func TestDrop(t *testing.T) {
 		f.Ask("host", parse(t, "api:80"))
 		const web, api = "web:80/tcp=tcp 172.17.0.2:80>[172.17.0.2:80] web>[172.17.0.2:80]", "api:80/tcp=tcp 172.17.0.3:80>[172.17.0.3:80] api>[172.17.0.3:80]"
 		f.want("both", api+"; "+web, "; ")
-		late := f.lookUp()
+		late, _ := f.lookUp(true)
 		f.Drop("rules", parse(t, "db:5432"))
 		if got := f.feed.text(); got != api {
 			t.Errorf("at once: reported %q", got)
@@ -346,7 +346,8 @@ func TestService(t *testing.T) {
 	})
 }
 
-// The first set waits for the engines only if something is asked for.
+// The first set waits for the engines only if something is asked for. What is asked for later
+// does too: the host closes what an agent says is not there.
 func TestFirstSetWaitsForEngines(t *testing.T) {
 	for _, asked := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -365,6 +366,11 @@ func TestFirstSetWaitsForEngines(t *testing.T) {
 			if reported := f.feed.reports() > 0; reported == asked {
 				t.Errorf("asked %t: reported %t before the engines were read", asked, reported)
 			}
+			f.Ask("host", parse(t, "db:80"))
+			settle()
+			if states := f.now(); len(states) > 0 {
+				t.Errorf("asked %t: said before the engines were read: %v", asked, states)
+			}
 			close(read)
 			settle()
 			if f.feed.reports() == 0 {
@@ -372,6 +378,27 @@ func TestFirstSetWaitsForEngines(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What one engine has is there although another one has not answered.
+func TestSlowEngineHoldsUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, func(ctx context.Context) { <-ctx.Done() })
+		f.Ask("host", parse(t, "svc/default/web:80", "db:80"))
+		f.services.change(engine.Found{
+			Owner: port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web", Namespace: "default"},
+			Dial:  []netip.AddrPort{netip.MustParseAddrPort("10.96.0.7:80")},
+		})
+		defer f.run()()
+		settle()
+		if f.feed.reports() > 0 {
+			t.Error("a set was reported as complete")
+		}
+		f.Ask("host", parse(t, "svc/default/web:80"))
+		f.want("there", "svc/default/web:80/tcp=tcp 10.96.0.7:80>[10.96.0.7:80] web>[]", "")
+		f.Ask("host", parse(t, "svc/default/web:80", "db:80"))
+		f.want("still", "svc/default/web:80/tcp=tcp 10.96.0.7:80>[10.96.0.7:80] web>[]", "")
+	})
 }
 
 // Beyond the limit demands wait; those who watch are told of other states, not of the same.
