@@ -274,7 +274,7 @@ type Host struct {
 	unheld  map[*slot]struct{}       // holder to be looked up
 	waits   map[UnpublishedID]string // what others lists of what is asked for by name, and why it waits
 	relist  bool                     // waits may be others now
-	moved   map[ID]move              // ports that were opened instead of others
+	moved   map[movedID]move         // ports that were opened instead of others
 	unsaved schedule.Signal          // moved is to be written
 	peak    compact.Peak             // of groups
 	work    int                      // publications that changed since busy was notified
@@ -313,7 +313,7 @@ func New(opt Options) (*Host, error) {
 		g.ask()
 	}
 	before := len(h.moved)
-	maps.DeleteFunc(h.moved, func(id ID, _ move) bool { // of a guest that is not configured any more
+	maps.DeleteFunc(h.moved, func(id movedID, _ move) bool { // of a guest that is not configured any more
 		return !slices.ContainsFunc(h.guests, func(g *guest) bool { return g.name == id.Guest })
 	})
 	if len(h.moved) < before {
