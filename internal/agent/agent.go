@@ -390,7 +390,11 @@ func (a *Agent) wireHostlink() error {
 		Epoch:      o.Identity,
 		Incomplete: func(generation uint64) []string { return a.reconciler.Incomplete(generation) },
 		Lookup:     func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
-		Serve:      a.forward.Serve, ServeUDP: a.forward.ServeUDP,
+		Published: func(k port.Key) bool {
+			_, ok := a.registry.Publications().View().Get(k)
+			return ok
+		},
+		Serve: a.forward.Serve, ServeUDP: a.forward.ServeUDP,
 		SetLogLevel: func(level string, components []string, lasts time.Duration) error {
 			return a.levels.Set(loglevel.Host, loglevel.Request{Level: level, Components: components, Lasts: lasts}, a.log)
 		},

@@ -178,9 +178,9 @@ func (g *guest) applyDemanded(ctx context.Context, m *wire.Demanded) {
 	for _, w := range m.Waiting {
 		g.demands.waiting[w.Port] = w.Reason
 	}
-	if !g.incomplete && ctx.Err() == nil {
-		for _, k := range g.kept.keys() {
-			if p := g.pubs[k]; p.isDemanded() && !g.awaits(p) {
+	if g.connected && !g.incomplete && ctx.Err() == nil { // else the first snapshot is to come
+		for _, k := range g.kept.namedKeys() {
+			if !g.awaits(g.pubs[k]) {
 				g.remove(k)
 			}
 		}

@@ -239,7 +239,7 @@ func TestEndOfDemandCountsInItsSession(t *testing.T) {
 	if g.demandMessage() == nil {
 		t.Error("the guest is not told")
 	}
-	g.kept.add(byName.Key)
+	g.kept.add(byName.Key, true)
 	if g.decideEnded(now.Add(withdrawalTime / 2)); g.pubs[byName.Key] == nil {
 		t.Error("it was removed before its time")
 	}

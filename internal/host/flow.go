@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -156,7 +155,7 @@ func (h *Host) mayGoOn(c *claim, accepted bool) error {
 	switch pub := c.guest.pubs[c.key]; {
 	case pub == nil && !accepted:
 		return errWithdrawn
-	case pub != nil && len(c.names) > 0 && !slices.ContainsFunc(c.names, pub.isNamed):
+	case pub != nil && !c.isOf(pub):
 		return errWithdrawn // the address is another container's by now
 	case pub != nil && pub.denied != nil && pub.denied.State == port.Pending:
 		return fmt.Errorf("%w: %s", errPending, pub.denied.Reason)

@@ -539,6 +539,7 @@ func (g *guest) applyChange(ctx context.Context, c *wire.Change) (ok bool, err e
 func (g *guest) applied(ctx context.Context, generation uint64, count interface{ Add(uint64) uint64 }) error {
 	count.Add(1)
 	g.generation, g.ack, g.resync = generation, true, ""
+	g.removeReplaced()
 	g.limitKept()
 	g.h.commit(ctx)
 	g.writer.Notify()
@@ -571,7 +572,6 @@ func (g *guest) put(p wire.Publication) {
 		g.countDemands(p.Demands, 1)
 	}
 	pub.wire = p
-	g.removeReplaced(pub)
 	if again {
 		g.h.touch(pub)
 	}
@@ -586,10 +586,12 @@ func (g *guest) put(p wire.Publication) {
 func (g *guest) decide(pub *publication) {
 	h := g.h
 	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
-	if d.Allow && g.isEnding(pub) {
+	if g.isEnding(pub) {
 		pub.onConflict = port.OnConflictWait // its rule has gone, and what that chose
 		pub.forget(nil)
-		d = port.Decision{Pending: true, Reason: "this host does not ask for it any more"}
+		if d.Allow {
+			d = port.Decision{Pending: true, Reason: "this host does not ask for it any more"}
+		}
 	}
 	if d.Allow {
 		if pub.onConflict != d.OnConflict {
@@ -618,7 +620,7 @@ func (g *guest) decide(pub *publication) {
 	pub.claims = nil
 	isNew := false
 	for _, a := range addrs {
-		if i := slices.IndexFunc(old, func(c *claim) bool { return c.addr == a }); i >= 0 {
+		if i := slices.IndexFunc(old, func(c *claim) bool { return c.addr == a && c.isOf(pub) }); i >= 0 {
 			pub.claims = append(pub.claims, old[i])
 			old = slices.Delete(slices.Clone(old), i, i+1)
 			continue

@@ -25,9 +25,16 @@ const keptFor = 30 * time.Second
 type kept struct {
 	mu       sync.Mutex
 	released map[port.Key]chan struct{} // of each, closed when it is not kept any more
+	named    map[port.Key]struct{}      // those that are there by their names alone
 }
 
-func newKept() *kept { return &kept{released: make(map[port.Key]chan struct{})} }
+func newKept() *kept {
+	return &kept{released: make(map[port.Key]chan struct{}), named: make(map[port.Key]struct{})}
+}
+
+// maxNamed is how many names of kept publications are looked at for each message: more than a
+// host and the rules of a guest can ask for.
+const maxNamed = 2 * wire.MaxDemands
 
 func (k *kept) has(key port.Key) bool {
 	k.mu.Lock()
@@ -47,14 +54,27 @@ func (k *kept) keys() []port.Key {
 	return slices.Collect(maps.Keys(k.released))
 }
 
+// namedKeys returns those that are there by their names alone, none if there are too many.
+func (k *kept) namedKeys() []port.Key {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.named) > maxNamed {
+		return nil
+	}
+	return slices.Collect(maps.Keys(k.named))
+}
+
 // add reports whether the key was not kept before.
-func (k *kept) add(key port.Key) bool {
+func (k *kept) add(key port.Key, named bool) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.released[key] != nil {
 		return false
 	}
 	k.released[key] = make(chan struct{})
+	if named {
+		k.named[key] = struct{}{}
+	}
 	return true
 }
 
@@ -66,6 +86,7 @@ func (k *kept) release(key port.Key) bool {
 	if was {
 		close(released)
 		delete(k.released, key)
+		delete(k.named, key)
 	}
 	return was
 }
@@ -93,7 +114,8 @@ func (k *kept) await(ctx context.Context, key port.Key, hold time.Duration) bool
 // yet that it is asked for by name. A process that only lost its link knows what it published.
 // h.mu is held.
 func (g *guest) keeps(s *wire.Snapshot, k port.Key) bool {
-	if len(s.Incomplete) == 0 && !g.awaits(g.pubs[k]) || g.sender.Name != g.peer.Name || g.denies(k) {
+	p := g.pubs[k]
+	if len(s.Incomplete) == 0 && !g.awaits(p) || g.sender.Name != g.peer.Name || g.denies(k) || len(p.claims) == 0 {
 		return false
 	}
 	first := !g.connected && g.sender.Identity != g.peer.Identity // snapshot of this process
@@ -112,14 +134,14 @@ func denied(p wire.UnpublishedPort) bool { return !p.Pending && !p.Withheld }
 
 // keep keeps a publication that the snapshot lacks. h.mu is held.
 func (g *guest) keep(k port.Key) {
-	if !g.kept.add(k) {
+	pub := g.pubs[k]
+	if !g.kept.add(k, pub.isDemanded()) {
 		return
 	}
 	if g.keptEnd.IsZero() { // once, so that a guest that restarts again and again keeps nothing for ever
 		g.keptEnd = time.Now().Add(keptFor)
 		g.h.timers.Notify()
 	}
-	pub := g.pubs[k]
 	g.h.touch(pub)
 	g.h.changed[pub] = struct{}{}
 }
@@ -136,18 +158,27 @@ func (g *guest) unkeep(pub *publication) {
 	}
 }
 
-// removeReplaced removes what is kept of the names of pub: a name leads to one address. h.mu is
-// held; the caller commits.
-func (g *guest) removeReplaced(pub *publication) {
-	if len(pub.wire.Demands) == 0 || g.kept.len() == 0 {
+// removeReplaced removes what is kept of names that lead elsewhere now, of all that this host asks
+// for. h.mu is held; the caller commits.
+func (g *guest) removeReplaced() {
+	keys := g.kept.namedKeys()
+	if len(keys) == 0 {
 		return
 	}
-	for _, k := range g.kept.keys() {
+	kept := make(map[string]int) // publications, by name
+	for _, k := range keys {
+		for _, d := range g.pubs[k].wire.Demands {
+			kept[d]++
+		}
+	}
+	elsewhere := func(d string) bool { return g.demands.there[d] > kept[d] }
+	for _, k := range keys {
 		p := g.pubs[k]
-		left := slices.ContainsFunc(p.wire.Demands, func(d string) bool {
-			return !pub.isNamed(d) && slices.Contains(g.demands.asked, d)
-		})
-		if p != pub && p.isDemanded() && !left && slices.ContainsFunc(p.wire.Demands, pub.isNamed) {
+		left := slices.ContainsFunc(p.wire.Demands, func(d string) bool { return !elsewhere(d) && slices.Contains(g.demands.asked, d) })
+		if !left && slices.ContainsFunc(p.wire.Demands, elsewhere) {
+			for _, d := range p.wire.Demands {
+				kept[d]--
+			}
 			g.remove(k)
 		}
 	}

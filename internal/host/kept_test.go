@@ -422,8 +422,14 @@ func TestPortByNameIsKeptUntilTheGuestAnswers(t *testing.T) {
 }
 
 // A client that waits at a port that is kept by its name is not led to another container that has
-// its address by now.
+// its address by now, also if both names are to be at one host port.
 func TestConnectionToKeptNameIsOfThatName(t *testing.T) {
+	for _, other := range []string{"18081", "18080"} {
+		testConnectionToKeptNameIsOfThatName(t, other)
+	}
+}
+
+func testConnectionToKeptNameIsOfThatName(t *testing.T, other string) {
 	synctest.Test(t, func(t *testing.T) {
 		web, db := webByName(), webByName()
 		db.Demands = wire.List[string]{"db:80/tcp"}
@@ -444,7 +450,7 @@ func TestConnectionToKeptNameIsOfThatName(t *testing.T) {
 				HostPort: n,
 			}
 		}
-		both, err := rules.Empty(rules.Loopback()).WithRuntime([]rules.Rule{to("web:80", "18080"), to("db:80", "18081")})
+		both, err := rules.Empty(rules.Loopback()).WithRuntime([]rules.Rule{to("web:80", "18080"), to("db:80", other)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -466,9 +472,41 @@ func TestConnectionToKeptNameIsOfThatName(t *testing.T) {
 		time.Sleep(time.Second)
 		a.say(put(1, db))
 		if err := <-ended; !errors.Is(err, errWithdrawn) {
-			t.Errorf("got %v, want %v", err, errWithdrawn)
+			t.Errorf("db at %s: got %v, want %v", other, err, errWithdrawn)
 		}
 	})
+}
+
+// An answer before the first snapshot of a session is not measured by the snapshot of the session
+// before.
+func TestEarlyAnswerRemovesNothing(t *testing.T) {
+	g, web := takingGuest(t), webByName()
+	g.h.policy = asking(t, "web:80")
+	g.ask()
+	g.put(web)
+	g.keep(web.Key)
+	g.connected = false
+	g.h.mu.Unlock()
+	g.applyDemanded(t.Context(), &wire.Demanded{Waiting: wire.List[wire.Waiting]{{Port: "web:80/tcp", Reason: "no container"}}})
+	g.h.mu.Lock()
+	if g.pubs[web.Key] == nil {
+		t.Error("it was removed")
+	}
+}
+
+// Of more names than anybody can ask for none is looked at.
+func TestManyKeptNamesCostNothing(t *testing.T) {
+	k := newKept()
+	for n := range uint16(maxNamed) {
+		k.add(key(port.TCP, any4, n+1), true)
+	}
+	if n := len(k.namedKeys()); n != maxNamed {
+		t.Errorf("%d names", n)
+	}
+	k.add(key(port.TCP, any4, maxNamed+1), true)
+	if n := len(k.namedKeys()); n != 0 {
+		t.Errorf("%d names of too many", n)
+	}
 }
 
 // A client that connects again and again while the agent is restarted beside a slow engine

@@ -39,7 +39,7 @@ func (i movedID) compare(j movedID) int {
 	return cmp.Or(i.Compare(j.ID), cmp.Compare(i.Demand, j.Demand))
 }
 
-// movedID returns that of p. Of several names it is the one that has a move.
+// movedID returns that of p. Of several names it is one that has a move, or that this host asks for.
 func (p *publication) movedID() movedID {
 	id := movedID{ID: p.id()}
 	if !p.isDemanded() {
@@ -54,6 +54,9 @@ func (p *publication) movedID() movedID {
 		}
 	}
 	id.Demand = names[0]
+	if i := slices.IndexFunc(names, func(d string) bool { return slices.Contains(p.guest.demands.asked, d) }); i >= 0 {
+		id.Demand = names[i]
+	}
 	return id
 }
 
@@ -171,14 +174,13 @@ func (h *Host) chosen() map[port.Slot][]movedID {
 	return chosen
 }
 
-// keptFrom reports whether a port is kept for a publication that is away, or of another
-// guest. Publications of one guest port share theirs, unless they are asked for by name, and
-// what this guest publishes now gets ports whatever the order in which it comes; see claims.
-func (p *publication) keptFrom(n uint16, chosen map[port.Slot][]movedID) bool {
-	own := p.movedID()
-	return slices.ContainsFunc(chosen[port.Slot{Protocol: p.Protocol, Port: n}], func(id movedID) bool {
+// keptFrom reports whether a port is kept from what own names: for another one that is away, of
+// another guest, or asked for by another name. Publications of one guest port share theirs, and
+// what this guest publishes by itself gets ports whatever the order in which it comes; see claims.
+func (g *guest) keptFrom(own movedID, n uint16, chosen map[port.Slot][]movedID) bool {
+	return slices.ContainsFunc(chosen[port.Slot{Protocol: own.Protocol, Port: n}], func(id movedID) bool {
 		shared := id.Slot() == own.Slot() && id.Demand == own.Demand
-		return id.Guest != own.Guest || !shared && !p.guest.publishes(id)
+		return id.Guest != own.Guest || !shared && (id.Demand != "" || !g.publishes(id))
 	})
 }
 
@@ -197,9 +199,10 @@ func (p *publication) conflict() uint16 {
 // chosen for others are passed over. The order of "any" depends on the guest and its port
 // alone, so that the publications of one server meet again.
 func (p *publication) candidate(m move, chosen map[port.Slot][]movedID) uint16 {
+	own := p.movedID()
 	if p.onConflict == port.OnConflictNext {
 		n := m.Port + 1
-		for n != 0 && p.keptFrom(n, chosen) {
+		for n != 0 && p.guest.keptFrom(own, n, chosen) {
 			n++
 		}
 		return n // 0 after the last
@@ -207,7 +210,7 @@ func (p *publication) candidate(m move, chosen map[port.Slot][]movedID) uint16 {
 	for ; p.tries <= maxTries; p.tries++ {
 		sum := fnv.New32a()
 		_, _ = fmt.Fprintf(sum, "%s %s %d %d", p.guest.name, p.Protocol, p.Port, p.tries)
-		if n := uint16(anyFirst + sum.Sum32()%(anyLast-anyFirst+1)); !p.keptFrom(n, chosen) {
+		if n := uint16(anyFirst + sum.Sum32()%(anyLast-anyFirst+1)); !p.guest.keptFrom(own, n, chosen) {
 			return n
 		}
 	}
@@ -243,7 +246,7 @@ func loadMoved(path string, log *slog.Logger) map[movedID]move {
 	}
 	for _, r := range list {
 		k := port.Key{Protocol: r.Protocol, Address: r.Address, Port: r.Of}
-		if r.Wanted != 0 && r.move.Port != 0 && (r.Demand == "" || isName(r.Demand, k)) {
+		if r.Wanted != 0 && r.move.Port != 0 && (r.Demand == "" && r.Address.IsValid() || isName(r.Demand, k)) {
 			moved[movedID{ID{r.Guest, k}, r.Demand}] = r.move
 		}
 	}

@@ -20,7 +20,7 @@ func FuzzMoved(f *testing.F) {
 			t.Fatal(err)
 		}
 		for id, m := range loadMoved(path, slog.New(slog.DiscardHandler)) {
-			if m.Wanted == 0 || m.Port == 0 || id.Demand != "" && !isName(id.Demand, id.Key) {
+			if m.Wanted == 0 || m.Port == 0 || !id.Address.IsValid() && !isName(id.Demand, id.Key) {
 				t.Errorf("%v is %+v", id, m)
 			}
 		}

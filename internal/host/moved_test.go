@@ -414,8 +414,51 @@ func TestMovedPortFollowsItsName(t *testing.T) {
 	}
 }
 
-// The end of a forward by name ends its move.
+// What is asked for later takes no port that was chosen for another name, whatever the addresses in
+// the guest.
+func TestMovedPortIsOfOneName(t *testing.T) {
+	byName := func(demand, address string) wire.Publication {
+		p := pub(key(port.TCP, netip.MustParseAddr(address), 80), at(lo4, 8000))
+		p.Source, p.Demands = port.SourceDemand, wire.List[string]{demand}
+		return p
+	}
+	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
+		network := newMemory()
+		network.take("127.0.0.1:8000", true)
+		h, err := New(Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}, Guests: []Guest{{Name: "vm", Dial: notDialled}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, db, web := h.guests[0], byName("db:80/tcp", "172.17.0.3"), byName("web:80/tcp", "172.17.0.2")
+		is := func(p wire.Publication) netip.AddrPort {
+			o := g.pubs[p.Key].outcomes()
+			if len(o) != 1 || o[0].State != port.Active {
+				t.Fatalf("%s: %s: %+v", c, p.Key, o)
+			}
+			return o[0].HostAddress
+		}
+		if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1, Publications: []wire.Publication{db}}); err != nil {
+			t.Fatal(err)
+		}
+		want := is(db)
+		if ok, err := g.applyChange(t.Context(), &wire.Change{Base: 1, Generation: 2, Put: []wire.Publication{web}}); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		if got := is(db); got != want || is(web) == want {
+			t.Errorf("%s: db is at %s instead of %s, web at %s", c, got, want, is(web))
+		}
+		closeAll(h)
+	}
+}
+
+// The end of a forward by name ends its move, also while it is paused.
 func TestMoveEndsWithItsName(t *testing.T) {
+	for _, paused := range []bool{false, true} {
+		testMoveEndsWithItsName(t, paused)
+	}
+}
+
+func testMoveEndsWithItsName(t *testing.T, paused bool) {
 	g, web := takingGuest(t), webByName()
 	g.h.policy = asking(t, "web:80")
 	g.ask()
@@ -424,10 +467,13 @@ func TestMoveEndsWithItsName(t *testing.T) {
 	g.h.moved[id] = move{80, 81}
 	g.demands.sent = []string{"web:80/tcp"}
 	g.h.policy = rules.Empty(rules.Loopback())
+	if paused {
+		g.h.policy = policy(t, rules.Loopback(), rules.Rule{Deny: true})
+	}
 	g.ask()
 	g.reconsider()
 	if m, ok := g.h.moved[id]; ok {
-		t.Errorf("moved to %d", m.Port)
+		t.Errorf("paused %v: moved to %d", paused, m.Port)
 	}
 }
 

@@ -96,6 +96,12 @@ type claim struct {
 	outcome  port.Outcome
 }
 
+// isOf reports whether the server of a claim is still that of a publication at its address: if the
+// claim was made for what is asked for by name, one of the names is the same. h.mu is held.
+func (c *claim) isOf(pub *publication) bool {
+	return len(c.names) == 0 || slices.ContainsFunc(c.names, pub.isNamed)
+}
+
 // holder is the human-readable name of the claim's publication.
 func (c *claim) holder() string { return claims.Name(c.key, c.guest.name, c.pub.wire.Owner) }
 

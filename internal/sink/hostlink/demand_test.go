@@ -4,6 +4,7 @@ package hostlink
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/link"
@@ -83,6 +84,30 @@ func TestDemandsEndWithTheProcessOfTheHost(t *testing.T) {
 	if got := <-asked; got != "[]" {
 		t.Errorf("%s is asked for by the next one", got)
 	}
+}
+
+// What was withdrawn because another host connected is not sent to it, although the wanted set has
+// it still.
+func TestAnotherHostIsNotSentWhatWasAskedFor(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Published = func(k port.Key) bool { return k == key(80) } })
+	byName := func(n uint16) port.Publication {
+		p := pub(key(n), "web")
+		p.Origins = []port.OriginInfo{{Origin: port.Origin{Source: port.SourceDemand, ID: fmt.Sprintf("web:%d/tcp", n)}}}
+		return p
+	}
+	r.put(byName(80), byName(81), pub(key(82), "db"))
+	p := r.connect("h")
+	during(r.mustSync, func() {
+		s, want := p.next().Snapshot, []port.Key{key(80), key(82)}
+		var got []port.Key
+		for _, w := range s.Publications {
+			got = append(got, w.Key)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%v is sent, want %v", got, want)
+		}
+		p.ack(s.Generation, got...)
+	})
 }
 
 // A host that may not ask is told of what waits in the guest, at once.

@@ -40,6 +40,9 @@ type Options struct {
 	// Wanted), not of the last one that was synced: no flow may be opened to what a
 	// rule has just denied.
 	Lookup func(port.Key) (port.Publication, bool)
+	// Published, if not nil, reports whether the guest has a publication by now, of which the
+	// wanted set may not know yet. A host is sent nothing that the one before asked for by name.
+	Published func(port.Key) bool
 	// Incomplete, if not nil, returns the sources whose ports a generation of the wanted set
 	// may lack, because they have not reported yet (reconcile.Reconciler's Incomplete). Sync
 	// is called again when that changes. The host is sent the names, and keeps the ports of

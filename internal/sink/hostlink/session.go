@@ -292,6 +292,9 @@ func (c *session) snapshot(want reconcile.View, missing wire.List[string], faile
 	text := 0
 	for k, p := range want.All() {
 		w := wire.FromPublication(p)
+		if len(w.Demands) > 0 && c.o.Published != nil && !c.o.Published(k) {
+			continue // withdrawn as this host is another one than asked for it
+		}
 		err := w.Check()
 		if err == nil && (len(s.Publications) == c.o.maxPublications || text+w.TextBytes() > wire.MaxSetBytes) {
 			c.partial = true

@@ -89,6 +89,7 @@ type Source struct {
 	// locked before mu.
 	reporting sync.Mutex
 	feed      registry.Feed  // nil unless Run has reported
+	complete  bool           // feed has a complete set
 	reported  []port.Binding // what feed has
 }
 
@@ -138,11 +139,12 @@ func (s *Source) Drop(who string, list []port.Demand) {
 	}
 }
 
-// report reports what was found, until Run ends.
-func (s *Source) report(feed registry.Feed, set []port.Binding) {
+// report reports what was found, until Run ends. An unsure set is not complete, unless one was
+// reported before.
+func (s *Source) report(feed registry.Feed, set []port.Binding, unsure bool) {
 	s.reporting.Lock()
 	defer s.reporting.Unlock()
-	s.feed = feed
+	s.feed, s.complete = feed, s.complete || !unsure
 	s.replace(set)
 }
 
@@ -154,8 +156,20 @@ func (s *Source) replace(set []port.Binding) {
 		asked[d.String()] = true
 	}
 	s.mu.Unlock()
+	before := s.reported
 	s.reported = slices.DeleteFunc(slices.Clone(set), func(b port.Binding) bool { return !asked[strings.TrimSuffix(b.Origin.ID, endpoints)] })
-	s.feed.Replace(s.reported)
+	if s.complete {
+		// The whole set: it is small, and what is equal costs the registry little.
+		s.feed.Replace(s.reported)
+		return
+	}
+	change := port.Change{Put: s.reported}
+	for _, b := range before {
+		if !slices.ContainsFunc(s.reported, func(c port.Binding) bool { return c.Origin == b.Origin }) {
+			change.Drop = append(change.Drop, b.Origin)
+		}
+	}
+	s.feed.Apply(change)
 }
 
 // endpoints ends the id of the origin that has the endpoints of a Service, behind the demand.
@@ -204,7 +218,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	defer func() {
 		s.reporting.Lock()
 		defer s.reporting.Unlock()
-		s.feed, s.reported = nil, nil
+		s.feed, s.complete, s.reported = nil, false, nil
 	}()
 	for _, d := range s.o.Directories {
 		changes := d.Watch()
@@ -216,8 +230,11 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	}
 	feed.Method("by name, at the engine's address")
 	s.mu.Lock()
-	complete := len(s.demands()) == 0
+	asked := len(s.demands()) > 0
 	s.mu.Unlock()
+	if !asked {
+		s.report(feed, nil, false)
+	}
 	// What the engines have not told yet is no reason to withdraw what an earlier agent
 	// published, nor to say that it is not there.
 	var read atomic.Bool
@@ -225,16 +242,13 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 		if s.o.Await != nil {
 			s.o.Await(ctx)
 		}
-		read.Store(true)
+		read.Store(ctx.Err() == nil)
 		s.wake.Notify()
 	})
 	for {
 		began := time.Now()
 		set, unsure := s.lookUp(read.Load())
-		if complete = complete || !unsure; complete {
-			// The whole set: it is small, and what is equal costs the registry little.
-			s.report(feed, set)
-		}
+		s.report(feed, set, unsure)
 		if schedule.Sleep(ctx, schedule.Rest(time.Since(began), share)) != nil ||
 			schedule.Wait(ctx, time.Time{}, s.wake) != nil {
 			return context.Cause(ctx)
@@ -243,7 +257,8 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 }
 
 // lookUp returns the bindings of all demands, and notes their states. Before the engines are read,
-// what is not found is unsure, and has no state.
+// what is not found is unsure, and has no state; nor has a pod, of which only its runtime knows the
+// labels that rules may name.
 func (s *Source) lookUp(read bool) (set []port.Binding, unsure bool) {
 	s.mu.Lock()
 	demands := s.demands()
@@ -259,7 +274,7 @@ func (s *Source) lookUp(read bool) (set []port.Binding, unsure bool) {
 		found, reason := []port.Binding(nil), fmt.Sprintf("more than %d ports are asked for by name", Max)
 		if i < Max {
 			found, reason = s.find(d)
-			if !read && len(found) == 0 {
+			if !read && (len(found) == 0 || !d.Service && found[0].Owner.Namespace != "") {
 				unsure = true
 				continue
 			}
