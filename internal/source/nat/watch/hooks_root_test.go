@@ -121,7 +121,6 @@ func testHooks(t *testing.T, method string) {
 		{"add rule ip t c counter\ndelete table ip filter", ""},
 		{"add set ip t s { type inet_service; }\nadd element ip t s { 80 }\nadd counter ip t n", ""},
 		{"table inet filter { chain in { type filter hook input priority 0; }; }", ""},
-		{"table bridge b { chain c { counter; }; }", ""},
 		{"table netdev n { chain c { counter; }; }", ""},
 		// What comes before the first nat chain is not reported: the agent dumps.
 		{"add rule ip t c counter\nadd chain ip t pre { type nat hook prerouting priority 0; }\nadd rule ip t c counter", "3 t pre; 6 t c; 15  end"},
