@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/forwards"
@@ -317,6 +318,22 @@ func TestPageActions(t *testing.T) {
 		}
 		rules()
 	})
+}
+
+// An agent that does not answer does not hold up what is asked for afterwards.
+func TestPageDoesNotWaitForEver(t *testing.T) {
+	r := newRig(t, "--forwards-file", filepath.Join(t.TempDir(), "guest.yaml")).start()
+	r.listen("127.0.0.1:8080")
+	p := r.page(newChromium(t, r.guest), t, 1280, 800)
+	p.wait("the port", portsIn, "8080")
+	p.eval(`{const after = AbortSignal.timeout.bind(AbortSignal); AbortSignal.timeout = () => after(100)}`)
+	r.agent.Signal(syscall.SIGSTOP)
+	p.eval(fmt.Sprintf(rowOf+`.click()`, "8080"))
+	p.act("Deny")
+	p.wait("it says so", refusal, "no answer: the connection was lost, and the change may have been made")
+	p.eval(`AbortSignal.timeout = () => undefined`)
+	r.agent.Signal(syscall.SIGCONT)
+	p.wait("what is asked for then is done", `import('/page/changes.js').then((m) => m.send({op: 'pause', port: 8080, protocol: 'tcp'})).then((r) => r.error ?? 'done')`, "done")
 }
 
 // The page of an agent does what can be done in the guest, and says where the rest is done.

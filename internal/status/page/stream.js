@@ -29,12 +29,14 @@ function token() {
   }
 }
 
-// ask is fetch with the token.
+// ask is fetch with the token. Without a signal it fails if the answer is not there in time.
 export function ask(path, options = {}) {
   const headers = { ...options.headers };
   if (token()) headers.Authorization = `Bearer ${token()}`;
-  return fetch(path, { ...options, headers, cache: 'no-store', credentials: 'omit' });
+  return fetch(path, { signal: AbortSignal.timeout(patience), ...options, headers, cache: 'no-store', credentials: 'omit' });
 }
+
+const patience = 30_000; // milliseconds, more than any answer takes
 
 export class Refused extends Error {}
 
