@@ -251,9 +251,9 @@ func newWatch() *cobra.Command {
 				stop := commands.start(c.Context())
 				defer stop()
 			}
-			enc, paint := newEncoder(c.OutOrStdout()), painter(c.OutOrStdout())
+			enc, paint, selection := newEncoder(c.OutOrStdout()), painter(c.OutOrStdout()), status.NewSelection(filter)
 			w.report = func(e status.Event) error {
-				if e.Publication != nil && (!filter.Match(*e.Publication) || e.Publication.Unpublished && !all) {
+				if e.Publication != nil && e.Publication.Unpublished && !all || !selection.Selects(e) {
 					return nil
 				}
 				if commands != nil {
