@@ -7,16 +7,12 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/port"
@@ -35,55 +31,6 @@ func (s *space) distribution(t *testing.T, name, script string, args ...string) 
 	}
 	return s.startCmd(t, name, cmd)
 }
-
-// mirror gives a guest the interfaces of WSL's mirrored mode: the host's own, and loopback0, by
-// which the host's loopback is reached, with routes of its own.
-func (s *space) mirror(t *testing.T) {
-	t.Helper()
-	if err := s.Do(func() error {
-		eth, err := pluggedIn("eth0", "wire0")
-		if err != nil {
-			return err
-		}
-		loopback, err := pluggedIn("loopback0", "wire1")
-		if err != nil {
-			return err
-		}
-		rule := netlink.NewRule()
-		rule.IifName, rule.Table = "loopback0", unix.RT_TABLE_LOCAL
-		hostsLoopback := net.IPv4(169, 254, 73, 152)
-		return errors.Join(
-			netlink.AddrAdd(eth, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 168, 1, 20), Mask: net.CIDRMask(24, 32)}}),
-			netlink.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Gw: net.IPv4(192, 168, 1, 1)}),
-			netlink.RouteAdd(&netlink.Route{LinkIndex: loopback.Attrs().Index, Dst: host(hostsLoopback), Scope: netlink.SCOPE_LINK}),
-			netlink.RouteAdd(&netlink.Route{LinkIndex: loopback.Attrs().Index, Dst: host(net.IPv4(127, 0, 0, 1)), Gw: hostsLoopback, Table: 127}),
-			netlink.RuleAdd(rule),
-		)
-	}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// pluggedIn makes an interface that is up, with the other end of its wire.
-func pluggedIn(name, wire string) (netlink.Link, error) {
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: wire}); err != nil {
-		return nil, err
-	}
-	var l netlink.Link
-	for _, n := range []string{wire, name} {
-		var err error
-		if l, err = netlink.LinkByName(n); err != nil {
-			return nil, err
-		}
-		if err := netlink.LinkSetUp(l); err != nil {
-			return nil, err
-		}
-	}
-	return l, nil
-}
-
-// host returns the network of one IPv4 address.
-func host(ip net.IP) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(32, 32)} }
 
 // Several distributions of WSL share one network. An agent in one of them publishes the ports of
 // all, names a server of another one without a pid, as that number is another process here, and

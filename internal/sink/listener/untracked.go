@@ -20,13 +20,14 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Untracked exempts connections from the guest's loopback to TCP ports of it from
-// NAT. A rule of the output hook that matches them would otherwise send them
-// elsewhere before they reach the listener, and packets from ::1 then never arrive
-// anywhere.
+// Untracked exempts connections to TCP ports of the guest's loopback from NAT. A rule
+// that matches them would otherwise send them elsewhere before they reach the listener,
+// and packets from ::1 then never arrive anywhere.
 //
-// It is an nftables table whose chain says notrack to such packets: other
+// It is an nftables table whose chains say notrack to such packets: other
 // programs' rules cannot be bypassed in another way, and they are not changed.
+// In WSL's mirrored mode connections of Windows and of the guest itself come in by
+// an interface, so that rules of the prerouting hook match them as well.
 // The kernel removes the table with the socket that made it (NFT_TABLE_F_OWNER,
 // Linux 5.12), so that nothing outlives the process. The table exists only while
 // there are ports.
@@ -150,11 +151,13 @@ func (u *Untracked) open() error {
 	if err := createOwned(u.socket, table); err != nil {
 		return err
 	}
-	chain := conn.AddChain(&nftables.Chain{
-		Name: "output", Table: table, Type: nftables.ChainTypeFilter,
-		// Before connection tracking, on the way out of a local process.
-		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRaw,
-	})
+	chain := func(name string, hook *nftables.ChainHook) *nftables.Chain {
+		return conn.AddChain(&nftables.Chain{
+			Name: name, Table: table, Type: nftables.ChainTypeFilter,
+			Hooknum: hook, Priority: nftables.ChainPriorityRaw, // before connection tracking
+		})
+	}
+	output, prerouting := chain("output", nftables.ChainHookOutput), chain("prerouting", nftables.ChainHookPrerouting)
 	for _, is4 := range []bool{true, false} {
 		var elements []nftables.SetElement
 		for p := range u.ports {
@@ -167,7 +170,9 @@ func (u *Untracked) open() error {
 			return err
 		}
 		for _, answers := range []bool{false, true} {
-			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: notrack(is4, set, answers)})
+			for _, c := range []*nftables.Chain{output, prerouting} {
+				conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: notrack(is4, set, answers)})
+			}
 		}
 	}
 	return u.flush()
