@@ -133,6 +133,10 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Lost: "late", Error: "no kprobes", Hang: true}
 			f.Kernel.Release = "6.6.87.2-microsoft-standard-WSL2"
 		}, Warning, "observer tcp-listen", "late, due to Linux 6.6.87.2-microsoft-standard-WSL2, which could hang", "wsl --update"},
+		{"a lesser method in such a namespace", func(f *Facts) {
+			f.Agent.Hooks[0] = Hook{Capability: "udp-bind", Method: "cgroup", Lost: "tunnels late", Error: "no fentry", Hang: true}
+			f.Kernel.Release = "6.6.87.2-microsoft-standard-WSL2"
+		}, OK, "observer udp-bind", "cgroup: tunnels late, due to Linux 6.6.87.2-microsoft-standard-WSL2, which could hang when the agent's PID namespace (as of a WSL distribution, or a container) ends: use Linux 6.9 or later (on WSL: wsl --update)", ""},
 		{"refused by the verifier", func(f *Facts) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "EINVAL", Verdict: "R1 is invalid", Absent: "inet_hash"}
 		}, Warning, "observer tcp-listen", "verifier, which refused a program (R1 is invalid)", "report these errors"},
@@ -201,7 +205,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.Link.Connected, f.Agent.Link.Refused = false, &explain.Refusal{At: now.Add(-4 * time.Second), Code: "uid", Reason: "uid 7"}
 		}, Failing, "link host", "a host was refused 4s ago: uid 7", "--allow-uids"},
 		{"WSL 1", func(f *Facts) { f.WSL = &WSL{Version: 1} }, Failing, "wsl version", "WSL 1", "--set-version"},
-		{"mirrored", func(f *Facts) { f.WSL.Networking = "mirrored" }, Warning, "wsl networking", "mirrored", "nat"},
+		{"mirrored", func(f *Facts) { f.WSL.Networking = "mirrored" }, OK, "wsl networking", "mirrored: Windows has the ports of this guest's sockets", ""},
 		{"no network", func(f *Facts) { f.WSL.Networking, f.Agent.Link.Endpoints = "none", []string{"unix:///l"} }, Warning, "wsl networking", "none", "--link vsock://:1023"},
 		{"a mode of a newer WSL", func(f *Facts) { f.WSL.Networking = "later" }, Warning, "wsl networking", "later", "nat"},
 		{"unknown WSL mode", func(f *Facts) { f.WSL = &WSL{Version: 2, Error: "wslinfo: not found"} }, Warning, "wsl networking", "wslinfo", "wsl --update"},

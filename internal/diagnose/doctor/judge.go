@@ -423,8 +423,7 @@ func (j *judge) wsl() {
 		}
 		j.add("wsl", "networking", Warning, "none: Windows sees no listener of this guest", "link a host peer on Windows: fairlead agent --link vsock://:1023")
 	case "mirrored":
-		j.add("wsl", "networking", Warning, "mirrored: Windows shows this guest's ports without fairlead",
-			"use networkingMode=nat in .wslconfig, or fairlead for NAT and UDP ports only")
+		j.add("wsl", "networking", OK, "mirrored: Windows has the ports of this guest's sockets by itself, and by the listener sink those that are rules alone", "")
 	case "":
 		j.add("wsl", "networking", Warning, "unknown: "+w.Error, "update WSL: wsl --update")
 	default:

@@ -168,13 +168,16 @@ func (j *judge) hook(h Hook) {
 			detail += " (better ones failed: " + better + ")"
 		}
 	}
-	j.add("observer", h.Capability, state, detail, remedy)
-	if better == "" {
-		return
-	}
 	more := "better methods failed: " + better
-	if why != "" && state == OK {
+	switch {
+	case state != OK || why == "":
+	case h.Lost != "": // something is missed, and this would change it
+		detail += ", due to " + why + ": " + do
+	default:
 		more += "; due to " + why + ": " + do
 	}
-	j.more(more)
+	j.add("observer", h.Capability, state, detail, remedy)
+	if better != "" {
+		j.more(more)
+	}
 }
