@@ -26,7 +26,7 @@ STAGES_ENGINES_ALL := test-engines test-cluster test-wine supply-chain fuzz
 # End-to-end tests that the smoke test runs in each machine.
 VM_SMOKE := TestPortAppearsCarriesAndVanishes,TestRuleOnlyPort,TestUDP
 # Rounds of what the end-to-end tests repeat, fewer where the processor is emulated.
-VM := go run ./test/vm -json -kernel '$(KERNELS)' -methods '$(METHODS)' \
+VM := go run ./test/vm -json -expect docs/kernels.md -kernel '$(KERNELS)' -methods '$(METHODS)' \
 	-env FAIRLEAD_STARTS=2 -env FAIRLEAD_WAKEUPS=500 -env FAIRLEAD_SHORT=500 \
 	-env FAIRLEAD_STORMS=2 -env FAIRLEAD_ORDER_BATCHES=100 -env FAIRLEAD_REFILL=500 -env FAIRLEAD_SOCKET_OPERATIONS=$(or $(VM_SOCKET_OPERATIONS),50)
 
@@ -136,10 +136,14 @@ test-root: ## Run the tests that make namespaces, rules and BPF programs on this
 	$(need_root)
 	@$(TEST) test-root go test -json -tags root -p 1 -count 1 -timeout 60m $(call tagged,root)
 
+# Tests in which cgroups count, which "make test-vm" runs again with cgroup v1 beside v2 and alone.
+CGROUP_TESTS := ^(TestMethods|TestServerTakesPlaceholderPort|TestDistributionsShareANetwork)$$
 .PHONY: test-vm
 test-vm: ## Run the tests for other kernels in emulated machines (KERNELS, METHODS): 30 minutes
 	@rc=0; $(TEST) test-vm.rig go test -json -tags engines -timeout 60m ./test/vm || rc=1; \
-	$(TEST) test-vm.machines $(VM) -test-timeout 3h ./... || rc=1; exit $$rc
+	$(TEST) test-vm.machines $(VM) -test-timeout 3h ./... || rc=1; \
+	$(TEST) test-vm.hybrid $(VM) -cgroup hybrid -run '$(CGROUP_TESTS)|^TestProcessAttributedByCgroup$$' ./internal/agent ./test/e2e || rc=1; \
+	$(TEST) test-vm.legacy $(VM) -cgroup legacy -run '$(CGROUP_TESTS)' ./test/e2e || rc=1; exit $$rc
 
 .PHONY: test-vm-smoke
 test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end tests, in emulated machines
@@ -152,7 +156,7 @@ KERNELS_MATRIX ?= 5.10,6.1,6.12,sid
 test-kernels: ## Run end-to-end tests in emulated machines of 5.10 to the newest kernel (KERNELS_MATRIX); REPORT=docs/kernels.md writes the tables
 	@hack/provision.sh vm
 	@rc=0; hack/provision.sh kernels || rc=1; \
-	$(TEST) test-kernels go run ./test/vm -json -kernel '$(KERNELS_MATRIX)' -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e || rc=1; exit $$rc
+	$(TEST) test-kernels go run ./test/vm -json -kernel '$(KERNELS_MATRIX)' -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT),-expect docs/kernels.md) ./test/e2e || rc=1; exit $$rc
 
 .PHONY: kernels
 kernels: kernel-wsl ## Write the tables of docs/kernels.md: test-kernels with REPORT, and a kernel like WSL's
@@ -168,7 +172,7 @@ test-arm64: ## Run the tests of sockets and NAT, and end-to-end tests, on emulat
 	@hack/provision.sh arm64
 	@rc=0; for k in $(ARM64_KERNELS); do \
 		$(TEST) "test-arm64.$${k%%:*}" $(VM) -arch arm64 -kernel "$${k%%:*}" -methods "$${k#*:}" -test-timeout 3h $(ARM64_PACKAGES) || rc=1; done; \
-	$(TEST) test-arm64.e2e go run ./test/vm -json -arch arm64 -kernel '$(KERNELS)' -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT)) ./test/e2e || rc=1; exit $$rc
+	$(TEST) test-arm64.e2e go run ./test/vm -json -arch arm64 -kernel '$(KERNELS)' -run '$(KERNEL_SMOKE)' $(if $(REPORT),-report $(REPORT),-expect docs/kernels.md) ./test/e2e || rc=1; exit $$rc
 
 .PHONY: test-arm64-smoke
 test-arm64-smoke: ## Run a few end-to-end tests on emulated arm64

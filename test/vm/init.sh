@@ -17,7 +17,20 @@ mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 mkdir -p /run/netns /run/lock
 ln -s /run /var/run 2>/dev/null || { mkdir -p /var && ln -s /run /var/run; }
-mount -t cgroup2 cgroup /sys/fs/cgroup
+# Version 1 as WSL and older systemd have it, alone or beside version 2.
+cgroup=$(sed -n 's/.*fairlead\.cgroup=\([^ ]*\).*/\1/p' /proc/cmdline)
+unified=/sys/fs/cgroup
+if [ -n "$cgroup" ]; then
+	unified=/sys/fs/cgroup/unified
+	mount -t tmpfs cgroup /sys/fs/cgroup
+	for c in $(sed -n 's/^\([a-z_]\{1,\}\).*/\1/p' /proc/cgroups) name=systemd; do
+		at=/sys/fs/cgroup/${c#name=}
+		mkdir "$at"
+		mount -t cgroup -o "$(echo "$c" | sed 's/^name=/none,&/')" cgroup "$at" 2>/dev/null || rmdir "$at"
+	done
+	mkdir "$unified"
+fi
+[ "$cgroup" = legacy ] || mount -t cgroup2 cgroup "$unified"
 mount -t tracefs trace /sys/kernel/tracing
 mount -t debugfs debug /sys/kernel/debug
 mount -t bpf bpf /sys/fs/bpf
@@ -25,6 +38,6 @@ ip link set lo up
 stty -F "$port" raw -echo
 # Modules that a machine with containers has: a test that wants one to be loaded
 # later can remove it first.
-modprobe -a nf_tables nft_chain_nat iptable_nat ip6table_nat vsock_loopback tcp_diag udp_diag
+modprobe -a nf_tables nft_chain_nat iptable_nat ip6table_nat vsock_loopback tcp_diag udp_diag tun
 . /test/run.sh </dev/null >"$port" 2>&1
 poweroff -f

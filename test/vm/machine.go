@@ -146,6 +146,7 @@ type machine struct {
 	kernel  kernel
 	initrd  string // path of the whole initramfs
 	system  string // of systems, empty to run the jobs without one
+	cgroup  string // how cgroups are mounted, without a system
 	disk    string // path of its file system, which is not changed
 	memory  int    // MiB
 	cpus    int
@@ -165,6 +166,9 @@ func (m *machine) run(ctx context.Context) {
 	name, release := m.kernel.version+"/machine-"+m.accel.name, "Linux-"+m.kernel.release
 	if m.system != "" {
 		name += "-" + m.system
+	}
+	if m.cgroup != "" {
+		name += "-" + m.cgroup
 	}
 	m.report.matrix.machine(m.kernel, err)
 	m.report.text(name, release, m.accel.why)
@@ -197,7 +201,7 @@ func (m *machine) boot(ctx context.Context) error {
 		"-chardev", "socket,id=tty0,path=" + filepath.Join(dir, "ttyS0"), "-serial", "chardev:tty0",
 		"-chardev", "socket,id=tty1,path=" + filepath.Join(dir, "ttyS1"),
 		"-kernel", filepath.Join(m.kernel.dir, "vmlinuz"), "-initrd", m.initrd,
-		"-append", "console=" + arch.console + " fairlead.port=" + arch.tests + " loglevel=5 panic=-1 oops=panic rdinit=/init tsc=reliable mitigations=off" +
+		"-append", "console=" + arch.console + " fairlead.port=" + arch.tests + " fairlead.cgroup=" + m.cgroup + " loglevel=5 panic=-1 oops=panic rdinit=/init tsc=reliable mitigations=off" +
 			" random.trust_cpu=on no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1" + m.parameters(),
 	}
 	args = slices.Concat(args, arch.board, arch.port)

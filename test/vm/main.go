@@ -40,6 +40,7 @@ type options struct {
 	env         []string
 	accel       string
 	system      string
+	cgroup      string
 	memory      int
 	cpus        int
 	timeout     time.Duration
@@ -47,6 +48,7 @@ type options struct {
 	verbose     bool
 	json        bool
 	report      string
+	expect      string
 	patterns    []string
 }
 
@@ -70,6 +72,10 @@ func (o options) validate() error {
 		return fmt.Errorf("-cpus %d: want at least 1", o.cpus)
 	case o.timeout <= 0 || o.testTimeout <= 0:
 		return errors.New("-timeout and -test-timeout: want more than 0")
+	case !slices.Contains([]string{"", "legacy", "hybrid"}, o.cgroup):
+		return fmt.Errorf("-cgroup %q: want legacy or hybrid", o.cgroup)
+	case o.report != "" && o.expect != "":
+		return errors.New("-report and -expect: want one of them")
 	case o.accel != "auto" && o.accel != "kvm" && o.accel != "tcg":
 		return fmt.Errorf("-accel %q: want auto, kvm or tcg", o.accel)
 	}
@@ -106,6 +112,7 @@ func main() {
 	})
 	flag.StringVar(&o.accel, "accel", "auto", "kvm, tcg (emulation), or auto: kvm if a machine boots under it")
 	flag.StringVar(&o.system, "system", "", "boot a Debian with this init, systemd or openrc, and run the tests in it")
+	flag.StringVar(&o.cgroup, "cgroup", "", "mount cgroups of version 1 (legacy), or of both (hybrid), instead of version 2")
 	flag.IntVar(&o.memory, "memory", 1024, "MiB of each machine, beside what the file system takes")
 	flag.IntVar(&o.cpus, "cpus", defaultCPUs, "processors of each machine")
 	flag.DurationVar(&o.timeout, "timeout", 4*time.Hour, "limit for each machine")
@@ -113,6 +120,7 @@ func main() {
 	flag.BoolVar(&o.verbose, "v", false, "show the console")
 	flag.BoolVar(&o.json, "json", false, "print the events of go test -json instead of text")
 	flag.StringVar(&o.report, "report", "", "write methods and results of each kernel to this `file`, between its marks")
+	flag.StringVar(&o.expect, "expect", "", "fail if a method is another one than this `file` of an earlier -report has")
 	flag.Parse()
 	o.patterns = flag.Args()
 	if len(o.patterns) == 0 {
@@ -164,7 +172,7 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 	var probe sync.WaitGroup
 	probe.Go(func() { accel, accelErr = chooseAccelerator(ctx, o, arch, cache, work, versions[0]) })
 	r := &reporter{out: out, json: o.json}
-	if o.report != "" {
+	if o.report != "" || o.expect != "" {
 		r.matrix = new(matrix)
 	}
 	jobs := buildJobs(ctx, o, arch, suites, work, r)
@@ -191,6 +199,9 @@ func run(ctx context.Context, out io.Writer, o options) (failed bool, err error)
 		if err != nil {
 			err = fmt.Errorf("%s is as it was: %w", o.report, err)
 		}
+	}
+	if o.expect != "" {
+		err = r.matrix.compare(o.expect, o.arch, os.Stderr)
 	}
 	return r.anyFailed() || err != nil, err
 }
@@ -341,7 +352,7 @@ func runKernel(ctx context.Context, o options, arch architecture, cache, work, v
 		}
 	}
 	m := machine{
-		kernel: k, initrd: initrd, system: o.system, disk: disk, accel: accel, jobs: jobs, report: r, timeout: o.timeout,
+		kernel: k, initrd: initrd, system: o.system, cgroup: o.cgroup, disk: disk, accel: accel, jobs: jobs, report: r, timeout: o.timeout,
 		// The archive and what is unpacked from it exist at the same time.
 		memory:  o.memory + 2*int(info.Size()>>20),
 		cpus:    o.cpus,

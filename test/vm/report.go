@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -96,7 +98,7 @@ func (m *matrix) add(line []byte) {
 		if name, ok := strings.CutPrefix(a.Key, "capability/"); ok {
 			c.methods[name] = a.Value
 		}
-	case "pass", "fail", "skip":
+	case "pass", "fail":
 		c.tests[a.Test] = a.Action == "pass"
 	}
 }
@@ -107,6 +109,15 @@ func (c *column) method(capability string) (method, lost string) {
 	method, _, _ = strings.Cut(method, ",")
 	lost, _, _ = strings.Cut(lost, ", due to ")
 	return method, lost
+}
+
+// cell is what the table shows of a capability; empty if nothing is known.
+func (c *column) cell(capability string) string {
+	if capability == "nat" {
+		return c.methods[capability]
+	}
+	method, _ := c.method(capability)
+	return method
 }
 
 // writeLosses writes a row for each thing that a method loses, with the kernels on which it is used.
@@ -195,13 +206,7 @@ func (m *matrix) tables() string {
 		b.WriteByte('\n')
 	}
 	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
-		row(name, func(c *column) string {
-			if name == "nat" {
-				return c.methods[name]
-			}
-			method, _ := c.method(name)
-			return method
-		})
+		row(name, func(c *column) string { return c.cell(name) })
 	}
 	writeLosses(&b, all, slices.Sorted(maps.Keys(capabilities)))
 	fmt.Fprintf(&b, "\n| test of test/e2e |%s\n|---|%s\n", head, rule)
@@ -236,17 +241,64 @@ func reportBegin(arch string) string {
 // reportEnd is the mark behind them.
 const reportEnd = "<!-- end -->\n"
 
-// write puts the tables between the marks of a file.
-func (m *matrix) write(file, arch string) error {
+// readReport returns the tables of an architecture in a file, and what is before and after
+// them, with the marks.
+func readReport(file, arch string) (before, tables, after string, err error) {
 	begin := reportBegin(arch)
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return err
+		return "", "", "", err
 	}
 	before, rest, found := strings.Cut(string(text), begin)
-	_, after, ended := strings.Cut(rest, reportEnd)
+	tables, after, ended := strings.Cut(rest, reportEnd)
 	if !found || !ended {
-		return fmt.Errorf("%s has no lines %q and %q", file, strings.TrimSpace(begin), strings.TrimSpace(reportEnd))
+		return "", "", "", fmt.Errorf("%s has no lines %q and %q", file, strings.TrimSpace(begin), strings.TrimSpace(reportEnd))
 	}
-	return os.WriteFile(file, []byte(before+begin+"\n"+m.tables()+"\n"+reportEnd+after), 0o644)
+	return before + begin, tables, reportEnd + after, nil
+}
+
+// write puts the tables between the marks of a file.
+func (m *matrix) write(file, arch string) error {
+	before, _, after, err := readReport(file, arch)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(before+"\n"+m.tables()+"\n"+after), 0o644)
+}
+
+// compare returns an error for each method that is another one than the tables of a file
+// have. Kernels that they lack are named in log.
+func (m *matrix) compare(file, arch string, log io.Writer) (err error) {
+	_, tables, _, err := readReport(file, arch)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	titles, rows, _ := strings.Cut(strings.TrimSpace(tables), "\n")
+	rows, _, _ = strings.Cut(rows, "\n\n")
+	for _, c := range m.columns() {
+		title := "Linux " + c.title()
+		i := slices.Index(cells(titles), title)
+		if i < 0 {
+			_, _ = fmt.Fprintf(log, "vm: %s has no methods of %s to compare\n", file, title)
+			continue
+		}
+		for row := range strings.Lines(rows) {
+			row := cells(row)
+			if got := c.cell(row[0]); got != "" && i < len(row) && got != row[i] {
+				err = errors.Join(err, fmt.Errorf("%s: %s by %s; %s has %s", title, row[0], got, file, row[i]))
+			}
+		}
+	}
+	return err
+}
+
+// cells splits a row of a table.
+func cells(row string) []string {
+	list := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|")
+	for i := range list {
+		list[i] = strings.TrimSpace(list[i])
+	}
+	return list
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,6 +28,8 @@ func TestReport(t *testing.T) {
 		`{"Action":"pass","Package":"sid/test/e2e","Test":"TestUDP/sub"}`,
 		`{"Action":"fail","Package":"5.10/test/e2e","Test":"TestUDP"}`,
 		`{"Action":"pass","Package":"wsl/test/e2e","Test":"TestUDP"}`,
+		`{"Action":"skip","Package":"5.10/test/e2e","Test":"TestKinds"}`,
+		`{"Action":"pass","Package":"sid/test/e2e","Test":"TestKinds"}`,
 		`{"Action":"pass","Package":"6.1/test/e2e","Test":"TestOther"}`,
 		`{"Action":"pass","Package":"sid/test/e2e"}`,
 		`broken`,
@@ -68,6 +71,7 @@ func TestReport(t *testing.T) {
 
 | test of test/e2e | Linux 5.10 | Linux 6.12 as WSL's | Linux 7.2 |
 |---|---|---|---|
+| TestKinds | – | – | passed |
 | TestUDP | failed | passed | passed |
 | the kernel reports no fault | failed | – | passed |
 
@@ -76,6 +80,15 @@ Releases: 5.10.0-46-cloud-amd64, 6.12.117-microsoft-standard-WSL2, 7.2.13+deb14-
 ` + reportEnd + "\nafter\n"
 	if string(got) != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if err := m.compare(file, "amd64", io.Discard); err != nil {
+		t.Errorf("the same methods: %v", err)
+	}
+	m.add([]byte(`{"Action":"attr","Package":"sid/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"kprobe: late"}`))
+	m.begin(kernel{version: "6.1", release: "6.1.0-56-cloud-amd64"}) // the file does not have it
+	m.add([]byte(`{"Action":"attr","Package":"6.1/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"poll"}`))
+	if err := m.compare(file, "amd64", io.Discard); err == nil || err.Error() != "Linux 7.2: tcp-listen by kprobe; "+file+" has fentry" {
+		t.Errorf("another method: error %v", err)
 	}
 	if err := os.WriteFile(file, []byte("# Kernels\n"), 0o600); err != nil {
 		t.Fatal(err)
