@@ -560,7 +560,7 @@ func (a *Agent) applyRules(set *rules.Set) {
 // after a source began or failed, after the metrics or the page were read, after many ports
 // came, and after most rules have gone.
 func (a *Agent) releaseMemory(ctx context.Context) {
-	sources := a.registry.Sources().Subscribe()
+	sources := a.registry.Sources().Watch()
 	defer sources.Close()
 	freed, forgot := false, false
 	memory.Releaser{

@@ -79,7 +79,7 @@ func (n *notifier) run(ctx context.Context) error {
 	_, _ = n.send(daemon.SdNotifyReady)
 	report := func() { _, _ = n.send("STATUS=" + summary(n.a.provider.counts())) }
 	report()
-	outcomes := n.a.reconciler.Outcomes().Subscribe()
+	outcomes := n.a.reconciler.Outcomes().Watch()
 	defer outcomes.Close()
 	pause := time.NewTimer(statusPause)
 	pause.Stop()

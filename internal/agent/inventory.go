@@ -77,7 +77,7 @@ func (a *Agent) runInventory(ctx context.Context) {
 		_ = a.inventory.writer.Run(ctx)
 	}()
 	defer func() { <-done }()
-	pubs, outs, sources := a.registry.Publications().Subscribe(), a.reconciler.Outcomes().Subscribe(), a.registry.Sources().Subscribe()
+	pubs, outs, sources := a.registry.Publications().Watch(), a.reconciler.Outcomes().Watch(), a.registry.Sources().Watch()
 	defer pubs.Close()
 	defer outs.Close()
 	defer sources.Close()

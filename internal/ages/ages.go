@@ -38,9 +38,10 @@ const maxFile = 16 << 20
 
 // Between two writes there is at least savePause, and writing takes at most one part in
 // saveShare of the time, unless that makes the pause longer than savePauseMost: the agent
-// may have been stopped while it wrote. Changes are looked at once in lookPause.
+// may have been stopped while it wrote. Changes are looked at once in lookPause: what opens
+// within it before a suspension can be younger for the next agent, by that suspension.
 const (
-	lookPause     = time.Second
+	lookPause     = 10 * time.Second
 	savePause     = time.Minute
 	savePauseMost = time.Hour
 	saveShare     = 5000
@@ -252,11 +253,11 @@ func (t *times) prune() {
 }
 
 func (k *keeper) run(ctx context.Context, pubs *Publications) {
-	sub := pubs.Subscribe()
+	sub := pubs.Watch()
 	defer sub.Close()
 	for ctx.Err() == nil {
 		view, change := sub.Take()
-		k.note(change.Keys)
+		k.note(change.Generation > change.Base)
 		if k.dirty && !k.clock.now().Before(k.next) {
 			k.save(view, false)
 		}
@@ -269,18 +270,18 @@ func (k *keeper) run(ctx context.Context, pubs *Publications) {
 		_ = schedule.Sleep(ctx, lookPause-k.clock.now().Sub(looked))
 	}
 	view, change := sub.Take()
-	k.note(change.Keys)
+	k.note(change.Generation > change.Base)
 	k.save(view, true)
 }
 
-// note notes that ports have changed, and soon whether the machine was suspended before.
-func (k *keeper) note(keys []port.Key) {
+// note notes whether ports have changed, and soon whether the machine was suspended before.
+func (k *keeper) note(changed bool) {
 	boot, err := k.clock.boot()
 	if err != nil {
 		return
 	}
 	k.times.look(k.clock.now(), boot)
-	k.dirty = k.dirty || len(keys) > 0
+	k.dirty = k.dirty || changed
 }
 
 // save writes the file. complete says that this is the end.

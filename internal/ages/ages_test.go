@@ -305,7 +305,7 @@ func TestSaveTakesLittleMemory(t *testing.T) {
 	f := File(filepath.Join(t.TempDir(), "file"))
 	k := newKeeper(f, m.clock(), slog.New(slog.DiscardHandler))
 	pubs := many(10_000)
-	k.note(nil)
+	k.note(false)
 	most := uint64(0)
 	heap := func() uint64 {
 		var s runtime.MemStats
@@ -343,7 +343,7 @@ func TestTooManyPorts(t *testing.T) {
 	m := &machine{booted: time.Now().Add(-24 * time.Hour), id: "boot"}
 	f := File(filepath.Join(t.TempDir(), "file"))
 	k := newKeeper(f, m.clock(), slog.New(slog.DiscardHandler))
-	k.note(nil)
+	k.note(false)
 	if err := k.write(many(10).View(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -373,13 +373,13 @@ func TestSuspensions(t *testing.T) {
 				p.Origins[1].Since = p.Since.Add(time.Minute)
 				all = append(all, p)
 			}
-			k.note(nil)
+			k.note(false)
 			if err := k.write(tableOf(all...).View(), true); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(day)
 			if i < nights {
-				k.note(nil) // before the night
+				k.note(false) // before the night
 				m.booted = m.booted.Add(-night)
 			}
 		}
@@ -426,7 +426,7 @@ func BenchmarkSave(b *testing.B) {
 	m := &machine{booted: time.Now(), id: "boot"}
 	k := newKeeper(File(filepath.Join(b.TempDir(), "file")), m.clock(), slog.New(slog.DiscardHandler))
 	view := many(10_000).View()
-	k.note(nil)
+	k.note(false)
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := k.write(view, false); err != nil {

@@ -37,7 +37,7 @@ func (r *Registry) AwaitTCP(ctx context.Context, number uint16) error {
 // AwaitStarted waits until none of the named sources is at work on its first set: each has
 // reported it, or failed. It returns when ctx ends, too.
 func (r *Registry) AwaitStarted(ctx context.Context, names ...string) {
-	changes := r.status.Subscribe()
+	changes := r.status.Watch()
 	defer changes.Close()
 	starting := func(name string) bool {
 		s, ok := r.status.View().Get(name)

@@ -129,8 +129,10 @@ func (t *Table[K, V]) Update(f func(*Tx[K, V])) uint64 {
 	}
 	t.gen++
 	for s := range t.subs {
-		for _, k := range tx.changed {
-			s.add(k)
+		if s.keys != nil {
+			for _, k := range tx.changed {
+				s.add(k)
+			}
 		}
 		s.c.Notify()
 	}
@@ -158,6 +160,16 @@ func (t *Table[K, V]) view() View[K, V] {
 // The caller must Close it.
 func (t *Table[K, V]) Subscribe() *Subscription[K, V] { return t.subscribe(t.subs, nil) }
 
+// Watch is Subscribe for those who need not know which keys changed: Take names none.
+func (t *Table[K, V]) Watch() *Subscription[K, V] {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &Subscription[K, V]{t: t, c: schedule.NewSignal()}
+	s.c.Notify()
+	t.subs[s] = struct{}{}
+	return s
+}
+
 // SubscribeTo is Subscribe for the keys whose value match selects now or did before. It is
 // woken for these alone. match must be a pure function.
 func (t *Table[K, V]) SubscribeTo(match func(V) bool) *Subscription[K, V] {
@@ -184,10 +196,10 @@ func (t *Table[K, V]) subscribe(among map[*Subscription[K, V]]struct{}, match fu
 type Subscription[K comparable, V any] struct {
 	t       *Table[K, V]
 	c       schedule.Signal
-	match   func(V) bool // nil: all
-	touched bool         // by the step that runs, with match
-	keys    map[K]struct{}
-	list    []K // of keys, in order of change: neighbours in a table are faster to look up in a row
+	match   func(V) bool   // nil: all
+	touched bool           // by the step that runs, with match
+	keys    map[K]struct{} // nil: none are named
+	list    []K            // of keys, in order of change: neighbours in a table are faster to look up in a row
 	base    uint64
 }
 
@@ -212,7 +224,7 @@ func (s *Subscription[K, V]) Take() (View[K, V], Change[K]) {
 	if len(s.keys) > 1024 {
 		s.keys = make(map[K]struct{})
 	} else {
-		clear(s.keys)
+		clear(s.keys) // may be nil
 	}
 	s.base = s.t.gen
 	return s.t.view(), c
@@ -249,6 +261,12 @@ func (v View[K, V]) Len() int {
 		return 0
 	}
 	return v.tree.Len()
+}
+
+// Has reports whether there is a value of k.
+func (v View[K, V]) Has(k K) bool {
+	_, ok := find(v.tree, v.probes, k)
+	return ok
 }
 
 // Get returns the value of k.

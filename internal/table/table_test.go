@@ -95,6 +95,22 @@ func TestSubscriptionCoalescesChanges(t *testing.T) {
 	}
 }
 
+// A watch is woken by each change, and names no keys.
+func TestWatch(t *testing.T) {
+	tab := newTable()
+	put(tab, 1, "a")
+	w := tab.Watch()
+	defer w.Close()
+	for generation := uint64(1); generation < 4; generation++ {
+		<-w.C()
+		view, c := w.Take()
+		if len(c.Keys) != 0 || c.Base+1 != generation || c.Generation != generation || !view.Has(int(generation)) || view.Has(9) {
+			t.Errorf("Take = %+v", c)
+		}
+		put(tab, int(generation)+1, "b")
+	}
+}
+
 // A subscriber that applies every change holds what the table holds.
 func TestSubscriberFollows(t *testing.T) {
 	tab := newTable()
