@@ -1090,6 +1090,21 @@ func TestFewEventsAreNoBurst(t *testing.T) {
 	}
 }
 
+// TestFewReadsAreNoBurst: the ports that a program opens one after the other are read at once,
+// also where each is there only after the one before was read.
+func TestFewReadsAreNoBurst(t *testing.T) {
+	var p pacer
+	p.woke(time.Now())
+	for i, n := range []int{2, 2, 3} {
+		if pause := p.read(n); pause != 0 {
+			t.Errorf("a pause of %v after read %d", pause, i)
+		}
+	}
+	if pause := p.read(1); pause != burstPause {
+		t.Errorf("a pause of %v after 8 records, want %v", pause, burstPause)
+	}
+}
+
 // pass lets time go by and waits until everything is idle again.
 func pass(d time.Duration) {
 	time.Sleep(d)

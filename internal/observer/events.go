@@ -21,8 +21,8 @@ const (
 	checkEvents = 4096 // and during a burst
 
 	// What the agent does once for each read of the ring costs as much as some twenty
-	// changes. A burst begins when a read finds events that came during the one before, or
-	// after so many wake-ups in a row at sustainedRate or more. Then the pause between
+	// changes. A burst begins when so many records were read before a read that found none,
+	// or after so many wake-ups in a row at sustainedRate or more. Then the pause between
 	// reads grows while that rate lasts, until a read finds a good part of a batch.
 	briskWakes    = 8
 	sustainedRate = 2                    // records in a millisecond
@@ -103,7 +103,7 @@ func (p *pacer) woke(now time.Time) {
 func (p *pacer) read(n int) time.Duration {
 	p.found += n
 	switch {
-	case !p.burst:
+	case !p.burst, p.pause == 0 && p.brisk < briskWakes && p.found < briskWakes:
 		p.burst = true
 		return 0
 	case p.pause == 0 && p.brisk >= briskWakes:
@@ -222,7 +222,7 @@ func (e *engine) sample(b []byte) {
 	if ok && fresh {
 		e.pending[change.Socket.Cookie] = time.Now()
 	} else if ok && !e.isPending(&change) {
-		e.batch = append(e.batch, change)
+		e.add(change)
 	}
 	if need == 0 {
 		return
@@ -233,6 +233,18 @@ func (e *engine) sample(b []byte) {
 		at = at.Add(checkDelays()[0])
 	}
 	e.planDump(need, at)
+}
+
+// add puts a change into the batch. A socket that was bound and listens now is one change.
+func (e *engine) add(change Event) {
+	if n := len(e.batch); n > 0 && !change.Gone {
+		last := &e.batch[n-1]
+		if last.Socket.Cookie == change.Socket.Cookie && !last.Gone && !last.Socket.Listening {
+			*last = change
+			return
+		}
+	}
+	e.batch = append(e.batch, change)
 }
 
 // isPending reports whether a change need not be reported, because its socket was
