@@ -81,7 +81,11 @@ func (b *bench) newGuest(m mode, space *netns.Space) *guest {
 // start starts the agent.
 func (g *guest) start(flags ...string) {
 	args := append([]string{"agent", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
-	g.agent = g.b.start(g.space, exec.Command(g.program, append(args, flags...)...))
+	cmd := exec.Command(g.program, append(args, flags...)...)
+	// To the agent, cgroups above that of the benchmark do not exist: by their names its processes
+	// could be taken for those of containers, whose engine is waited for.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWCGROUP}
+	g.agent = g.b.start(g.space, cmd)
 }
 
 // startHost starts a host peer.

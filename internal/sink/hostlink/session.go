@@ -115,7 +115,7 @@ func (c *session) exchange(ctx context.Context, want reconcile.View, change reco
 		if err := c.send(ctx, want, change, failed); err != nil {
 			return c.broken(ctx, err)
 		}
-		if out, ok := c.answer(want); ok {
+		if out, ok := c.answer(); ok {
 			return out, nil
 		}
 		select {
@@ -164,7 +164,7 @@ func (c *session) late(ctx context.Context, want reconcile.View, change reconcil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := c.take(want)
+	out := c.take()
 	for _, k := range change.Keys {
 		if _, waits := c.unanswered[k]; waits {
 			if _, ok := want.Get(k); ok {
@@ -176,7 +176,7 @@ func (c *session) late(ctx context.Context, want reconcile.View, change reconcil
 }
 
 // answer returns the host's outcomes once it acknowledged all that was sent.
-func (c *session) answer(want reconcile.View) (port.Outcomes, bool) {
+func (c *session) answer() (port.Outcomes, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.acked || c.resync {
@@ -186,18 +186,13 @@ func (c *session) answer(want reconcile.View) (port.Outcomes, bool) {
 		c.outcomes[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: "the host acknowledged it without an outcome"}}
 	}
 	c.unanswered = make(map[port.Key]struct{}) // a cleared map would keep the room of a snapshot
-	return c.take(want), true
+	return c.take(), true
 }
 
-// take returns the received outcomes of keys that are wanted. c.mu is held.
-func (c *session) take(want reconcile.View) port.Outcomes {
+// take returns the outcomes that were received. c.mu is held.
+func (c *session) take() port.Outcomes {
 	out := c.outcomes
 	c.outcomes = make(port.Outcomes)
-	for k := range out {
-		if _, ok := want.Get(k); !ok {
-			delete(out, k)
-		}
-	}
 	return out
 }
 
@@ -424,7 +419,7 @@ func (c *session) store(outcomes []wire.Outcome) {
 	fresh := make(map[port.Key]struct{}, len(outcomes))
 	first := make([]port.Outcome, len(outcomes)) // most keys have one outcome
 	for i, o := range outcomes {
-		if _, ok := c.view.Get(o.Key); !ok {
+		if !c.view.Has(o.Key) {
 			c.stats.stray.Add(1)
 			continue
 		}
