@@ -91,7 +91,7 @@ func (g *guest) start(flags ...string) {
 // startHost starts a host peer.
 func (g *guest) startHost() *process {
 	return g.b.start(g.outside, exec.Command(g.b.program, "host", "--connect", g.link,
-		"--control", filepath.Join(g.dir, "host", "s"), "--log-level", "error"))
+		"--control", filepath.Join(g.dir, "host", "s"), "--max-listeners", "20000", "--log-level", "error"))
 }
 
 // process is a program that runs until it is stopped.
