@@ -21,8 +21,8 @@ const (
 	checkEvents = 4096 // and during a burst
 
 	// What the agent does once for each read of the ring costs as much as some twenty
-	// changes. A burst begins when so many records were read before a read that found none,
-	// or after so many wake-ups in a row at sustainedRate or more. Then the pause between
+	// changes. A burst begins when briskWakes records were read before a read found none, or
+	// after briskWakes wake-ups in a row at sustainedRate or more. Then the pause between
 	// reads grows while that rate lasts, until a read finds a good part of a batch.
 	briskWakes    = 8
 	sustainedRate = 2                    // records in a millisecond

@@ -205,7 +205,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.Link.Connected, f.Agent.Link.Refused = false, &explain.Refusal{At: now.Add(-4 * time.Second), Code: "uid", Reason: "uid 7"}
 		}, Failing, "link host", "a host was refused 4s ago: uid 7", "--allow-uids"},
 		{"WSL 1", func(f *Facts) { f.WSL = &WSL{Version: 1} }, Failing, "wsl version", "WSL 1", "--set-version"},
-		{"mirrored", func(f *Facts) { f.WSL.Networking = "mirrored" }, OK, "wsl networking", "mirrored: Windows has the ports of this guest's sockets", ""},
+		{"mirrored", func(f *Facts) { f.WSL.Networking = "mirrored" }, OK, "wsl networking", "mirrored: Windows shows the ports of this guest's sockets by itself", ""},
 		{"no network", func(f *Facts) { f.WSL.Networking, f.Agent.Link.Endpoints = "none", []string{"unix:///l"} }, Warning, "wsl networking", "none", "--link vsock://:1023"},
 		{"a mode of a newer WSL", func(f *Facts) { f.WSL.Networking = "later" }, Warning, "wsl networking", "later", "nat"},
 		{"unknown WSL mode", func(f *Facts) { f.WSL = &WSL{Version: 2, Error: "wslinfo: not found"} }, Warning, "wsl networking", "wslinfo", "wsl --update"},

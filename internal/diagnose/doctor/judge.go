@@ -423,7 +423,7 @@ func (j *judge) wsl() {
 		}
 		j.add("wsl", "networking", Warning, "none: Windows sees no listener of this guest", "link a host peer on Windows: fairlead agent --link vsock://:1023")
 	case "mirrored":
-		j.add("wsl", "networking", OK, "mirrored: Windows has the ports of this guest's sockets by itself, and by the listener sink those that are rules alone", "")
+		j.add("wsl", "networking", OK, "mirrored: Windows shows the ports of this guest's sockets by itself; the listener sink adds those that are only NAT rules", "")
 	case "":
 		j.add("wsl", "networking", Warning, "unknown: "+w.Error, "update WSL: wsl --update")
 	default:
