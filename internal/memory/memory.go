@@ -88,7 +88,11 @@ type Releaser struct {
 
 // Run works until ctx ends.
 func (r Releaser) Run(ctx context.Context) {
-	if err := schedule.Wait(ctx, time.Now().Add(readyTimeout), r.Ready); err != nil {
+	start := newCollector(0)
+	start.start()
+	err := schedule.Wait(ctx, time.Now().Add(readyTimeout), r.Ready)
+	start.work()
+	if err != nil {
 		return
 	}
 	gc := newCollector(r.GCPercent)

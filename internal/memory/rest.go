@@ -17,6 +17,8 @@ const (
 	headroom = 1 << 20
 	// leastGrowth is how many bytes may be allocated at rest, however small the heap is.
 	leastGrowth = 3 << 19
+	// startSize is how many bytes the runtime may use at the start, until something is collected.
+	startSize = 48 << 20
 	// defaultPercent is the runtime's GOGC if nobody sets it.
 	defaultPercent = 100
 )
@@ -49,6 +51,16 @@ func newCollector(percent int) *collector {
 // rest has no garbage collected before the process has allocated as much as its GOGC allows.
 // ended is called when a collection has ended the rest; it must not call the collector.
 func (c *collector) rest(ended func()) {
+	used, live := readRuntime()
+	c.restUntil(used+headroom+max(leastGrowth, live/100*uint64(c.percent)), ended)
+}
+
+// start has no garbage collected until the process has allocated what a start takes: it
+// would be collected at each of 4, 6, 9 MB.
+func (c *collector) start() { c.restUntil(startSize, func() {}) }
+
+// restUntil has no garbage collected while the runtime uses less than limit bytes.
+func (c *collector) restUntil(limit uint64, ended func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.own {
@@ -59,8 +71,7 @@ func (c *collector) rest(ended func()) {
 	}
 	c.resting = true
 	c.rests++
-	used, live := readRuntime()
-	debug.SetMemoryLimit(int64(used + headroom + max(leastGrowth, live/100*uint64(c.percent))))
+	debug.SetMemoryLimit(int64(limit))
 	debug.SetGCPercent(-1)
 	// Nothing refers to this object, so the next collection calls the function.
 	runtime.AddCleanup(new(*int), c.collected, c.rests)

@@ -104,6 +104,29 @@ func TestOnlyItsCollectionEndsRest(t *testing.T) {
 	c.work()
 }
 
+// Nothing is collected while a process starts, unless it takes much memory.
+func TestNoCollectionsAtStart(t *testing.T) {
+	keepPacing(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		Releaser{Ready: make(chan struct{}), GCPercent: testPercent, Work: func(context.Context) error {
+			t.Error("waits for work before the start is over")
+			return nil
+		}}.Run(ctx)
+	}()
+	reaches(t, -1)
+	if _, limit := pacing(); limit != startSize {
+		t.Errorf("a limit of %d bytes, want %d", limit, startSize)
+	}
+	runtime.GC()
+	reaches(t, defaultPercent)
+	cancel()
+	<-ended
+	reaches(t, defaultPercent)
+}
+
 // The settings of the environment count.
 func TestEnvironmentDecides(t *testing.T) {
 	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
