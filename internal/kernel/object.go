@@ -248,10 +248,15 @@ func choose(file *ebpf.CollectionSpec, hooks []string) *ebpf.CollectionSpec {
 	return part.Copy()
 }
 
+// load loads programs. o.types are lent to the caller.
 func (o *Object) load(part *ebpf.CollectionSpec, types *btf.Cache) (*ebpf.Collection, error) {
 	// Loading takes 0.1 s, in vain if the kernel cannot attach what is loaded.
 	programs := slices.Collect(maps.Values(part.Programs))
-	if slices.ContainsFunc(programs, byTrampoline) {
+	trampolines := slices.ContainsFunc(programs, byTrampoline)
+	if trampolines {
+		if o.types.refused != nil {
+			return nil, o.types.refused
+		}
 		if err := mayHang(types); err != nil {
 			return nil, err
 		}
@@ -268,6 +273,9 @@ func (o *Object) load(part *ebpf.CollectionSpec, types *btf.Cache) (*ebpf.Collec
 		if target := absent(part, types); target != "" {
 			err = &AbsentError{Target: target, Err: err}
 		}
+	}
+	if trampolines && errors.Is(err, os.ErrPermission) {
+		o.types.refused = err
 	}
 	return collection, err
 }

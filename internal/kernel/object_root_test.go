@@ -6,6 +6,7 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
@@ -109,5 +110,22 @@ func TestHasFunction(t *testing.T) {
 	defer func() { _ = o.Close() }()
 	if !o.Has("inet_bind") || o.Has("no_such_function") {
 		t.Errorf("inet_bind: %v, no_such_function: %v", o.Has("inet_bind"), o.Has("no_such_function"))
+	}
+}
+
+// What the kernel refuses for one trampoline is not tried for the others that share the types.
+func TestRefusedTrampolineIsTriedOnce(t *testing.T) {
+	refused := fmt.Errorf("for the test: %w", os.ErrPermission)
+	types := &Types{refused: refused}
+	o, err := Open(types, Config{Files: []File{bpf.LoadNat}, Maps: []string{bpf.NatMapReplacements}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = o.Close() }()
+	if err := o.Attach([]string{bpf.NatProgLegacyFexit}); !errors.Is(err, refused) {
+		t.Errorf("attach: %v, want %v", err, refused)
+	}
+	if err := o.Attach([]string{bpf.NatProgModuleLoad}); errors.Is(err, refused) {
+		t.Errorf("attach without a trampoline: %v", err)
 	}
 }

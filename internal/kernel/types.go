@@ -12,9 +12,13 @@ import (
 // reading them takes longer than loading the programs. The zero value is ready
 // for use. It is safe for concurrent use; its users take turns.
 type Types struct {
-	mu     sync.Mutex
+	mu     sync.Mutex // held while programs are loaded
 	cache  *btf.Cache
 	forgot bool
+
+	// refused is why the kernel lets this process load no program for a trampoline, nil if
+	// it does or that is not known. It is the same for all, so the others are not tried.
+	refused error
 }
 
 // Forget frees the types. An Attach after that reads them anew.
