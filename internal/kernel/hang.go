@@ -33,8 +33,7 @@ func hang(release string, namespace uint64, types func() (*btf.Spec, error)) err
 	if namespace == 0 || namespace == initialPIDNamespace {
 		return nil
 	}
-	var major, minor int
-	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n < 2 || major > 6 || major == 6 && minor >= 9 {
+	if mended, known := isSince(release, 6, 9); mended || !known {
 		return nil
 	}
 	kernel, err := types()
@@ -53,11 +52,9 @@ func hang(release string, namespace uint64, types func() (*btf.Spec, error)) err
 
 // mayHang is hang for this process. A namespace or release that cannot be found out is no reason.
 func mayHang(types *btf.Cache) error {
-	var u unix.Utsname
 	var st unix.Stat_t
-	_ = unix.Uname(&u)
 	_ = unix.Stat("/proc/self/ns/pid", &st)
-	return hang(unix.ByteSliceToString(u.Release[:]), st.Ino, types.Kernel)
+	return hang(release(), st.Ino, types.Kernel)
 }
 
 // byTrampoline reports whether a program is attached to a function of the kernel by a

@@ -26,8 +26,10 @@ const (
 
 // From include/uapi/linux/inet_diag.h and sock_diag.h.
 const (
+	tcpDiagGetSock      = 18
 	sockDiagByFamily    = 20
 	diagRequestSize     = 56
+	oldRequestSize      = 60
 	diagMessageSize     = 72
 	diagReqProtocol     = 1 // request attribute
 	diagAttrSKV6Only    = 11
@@ -86,8 +88,17 @@ type diagRow struct {
 	cgroupID uint64
 }
 
+// families returns those for which to dump a protocol. TCP takes both in one dump, because the
+// kernel walks the table of all bound ports for each.
+func families(protocol uint16) []uint8 {
+	if protocol == unix.IPPROTO_TCP {
+		return []uint8{unix.AF_UNSPEC}
+	}
+	return []uint8{unix.AF_INET, unix.AF_INET6}
+}
+
 // dump calls f for each socket of a family and protocol in one of the states (a
-// mask). After an error the rows that f received are incomplete; after
+// mask). AF_UNSPEC is both families, of TCP only. After an error the rows that f received are incomplete; after
 // errInterrupted another try may succeed.
 func (c *diagConn) dump(family uint8, protocol uint16, states uint32, f func(*diagRow)) error {
 	c.sequence++
@@ -122,17 +133,24 @@ func (c *diagConn) dump(family uint8, protocol uint16, states uint32, f func(*di
 }
 
 func diagRequest(sequence uint32, family uint8, protocol uint16, states uint32) []byte {
-	size := netlinkHeader + diagRequestSize
-	if protocol > 0xff {
+	kind, size := uint16(sockDiagByFamily), netlinkHeader+diagRequestSize
+	switch {
+	case family == unix.AF_UNSPEC:
+		// The older request has no family: the kernel takes each (inet_diag_dump_compat).
+		kind, size = tcpDiagGetSock, netlinkHeader+oldRequestSize
+	case protocol > 0xff:
 		size += 8 // an attribute of four bytes
 	}
 	b := make([]byte, size)
 	ne := binary.NativeEndian
 	ne.PutUint32(b[0:], uint32(size))
-	ne.PutUint16(b[4:], sockDiagByFamily)
+	ne.PutUint16(b[4:], kind)
 	ne.PutUint16(b[6:], netlinkDumpFlags)
 	ne.PutUint32(b[8:], sequence)
-
+	if kind == tcpDiagGetSock {
+		ne.PutUint32(b[netlinkHeader+52:], states) // idiag_states of inet_diag_req
+		return b
+	}
 	r := b[netlinkHeader:] // inet_diag_req_v2
 	r[0] = family
 	r[1] = uint8(min(protocol, 0xff))
@@ -171,7 +189,7 @@ func parseDiag(b []byte, sequence uint32, f func(*diagRow)) (done, interrupted b
 				}
 			}
 			return true, interrupted, nil
-		case sockDiagByFamily:
+		case sockDiagByFamily, tcpDiagGetSock:
 			var r diagRow
 			if err := r.parse(payload); err != nil {
 				return false, interrupted, err

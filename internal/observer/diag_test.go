@@ -124,7 +124,12 @@ func FuzzParseDiag(f *testing.F) {
 }
 
 func TestDiagRequest(t *testing.T) {
-	b := diagRequest(9, unix.AF_INET6, unix.IPPROTO_UDP, 1<<tcpClose)
+	// Both families are asked for by the older request.
+	b := diagRequest(9, unix.AF_UNSPEC, unix.IPPROTO_TCP, 1<<tcpListen)
+	if ne := binary.NativeEndian; len(b) != 76 || ne.Uint32(b) != 76 || ne.Uint16(b[4:]) != tcpDiagGetSock || ne.Uint32(b[68:]) != 1<<tcpListen {
+		t.Errorf("% x", b)
+	}
+	b = diagRequest(9, unix.AF_INET6, unix.IPPROTO_UDP, 1<<tcpClose)
 	if len(b) != netlinkHeader+diagRequestSize || b[16] != unix.AF_INET6 || b[17] != unix.IPPROTO_UDP || b[20] != 1<<tcpClose {
 		t.Errorf("% x", b)
 	}

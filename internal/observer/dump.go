@@ -79,9 +79,14 @@ func probeMPTCP() bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// probeBound makes a socket that is bound and does not listen, and reports whether
-// a dump shows it. A probe that fails counts as no.
+// probeBound reports whether a dump shows sockets that are bound and do not listen: it does
+// since Linux 6.8, and in older kernels that have the change, too. Those are asked with such a
+// socket; newer ones are not, as a dump walks the table of all ports. A probe that fails counts
+// as no.
 func (d *dumper) probeBound() bool {
+	if kernel.Since(6, 8) {
+		return true
+	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false
@@ -172,7 +177,7 @@ func (d *dumper) read(ctx context.Context, want scope) ([]row, scope, error) {
 // protocol appends the rows of one protocol, both families, and calls judge, if not
 // nil, with each.
 func (d *dumper) protocol(ctx context.Context, p port.Protocol, states uint32, judge func(*row)) error {
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range families(uint16(p)) {
 		first := len(d.rows)
 		err := d.retry(ctx, family, p, states, func() { d.rows = d.rows[:first] }, func(r *diagRow) {
 			if r.port != 0 && r.cookie != 0 {
@@ -222,7 +227,7 @@ func (d *dumper) ephemeralRange() (low, high uint16, err error) {
 // no file descriptor shows.
 func (c *diagConn) mptcpListeners() (map[netip.AddrPort]uint32, error) {
 	inodes := make(map[netip.AddrPort]uint32)
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+	for _, family := range families(protocolMPTCP) {
 		err := c.dump(family, protocolMPTCP, 1<<tcpListen, func(r *diagRow) {
 			inodes[netip.AddrPortFrom(r.address, r.port)] = r.inode
 		})

@@ -195,7 +195,7 @@ func lookHere(ctx context.Context, p uint16, name string) ([]Found, error) {
 	const established = 1
 	var list []Found
 	for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
-		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		for _, family := range families(uint16(protocol)) {
 			// A kernel that does not dump bound sockets has none in this state.
 			states := uint32(1<<tcpListen | 1<<tcpBoundInactive)
 			if protocol == port.UDP {

@@ -54,6 +54,7 @@ func TestRecordedDiag(t *testing.T) {
 	}{
 		{"tcp4", unix.AF_INET, unix.IPPROTO_TCP, 1 << tcpListen, 1},
 		{"tcp6", unix.AF_INET6, unix.IPPROTO_TCP, 1 << tcpListen, 2},
+		{"tcp", unix.AF_UNSPEC, unix.IPPROTO_TCP, 1 << tcpListen, 3},
 		{"udp4", unix.AF_INET, unix.IPPROTO_UDP, 1 << tcpClose, 1},
 		{"udp6", unix.AF_INET6, unix.IPPROTO_UDP, 1 << tcpClose, 2},
 	} {
