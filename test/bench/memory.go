@@ -65,11 +65,14 @@ func tables(ctx context.Context, b *bench) {
 	b.progress("leaving all alone for %v", rest)
 	check(schedule.Sleep(ctx, rest))
 	b.add(rulesMemory, "after", 0, memory(g.agent.used()))
+	for _, p := range pairs {
+		b.add(tableMemory, modeBPF, p.size, memory(p.agent.used()))
+		b.add(tableMemory, modeHost, p.size, memory(p.host.used()))
+	}
+	// To answer takes memory, too.
 	g.checkNAT(ctx)
 	for _, p := range pairs {
 		p.check(ctx)
-		b.add(tableMemory, modeBPF, p.size, memory(p.agent.used()))
-		b.add(tableMemory, modeHost, p.size, memory(p.host.used()))
 	}
 }
 
