@@ -75,7 +75,8 @@ type Agent struct {
 
 	sockets    *own.Sockets
 	observer   *observer.Observer
-	types      kernel.Types // kept until the start is over
+	files      *engine.Files // of engines and clusters, but those that a user may have made slow
+	types      kernel.Types  // kept until the start is over
 	sources    []Source
 	demand     *demand.Source
 	registry   *registry.Registry
@@ -117,7 +118,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	}
 	a := &Agent{
 		cfg: cfg, log: log, levels: level, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(), busy: schedule.NewSignal(),
-		problems: schedule.NewSignal(), tried: schedule.NewSignal(), started: uint64(privilege.Effective()),
+		problems: schedule.NewSignal(), tried: schedule.NewSignal(), files: engine.NewFiles(log), started: uint64(privilege.Effective()),
 	}
 	if err := a.wireSources(); err != nil {
 		return nil, err
@@ -205,7 +206,7 @@ func (a *Agent) wireKube() error {
 	k := a.cfg.Kube
 	all, err := kube.NewAll(kube.Options{
 		Kubeconfigs: k.Kubeconfigs, Context: k.Context, Namespaces: k.Namespaces, Selector: k.Selector,
-		Retry: a.engineRetry(), Listens: a.registry.AwaitTCP, Logger: a.log,
+		Retry: a.engineRetry(), Listens: a.registry.AwaitTCP, Files: a.files, Logger: a.log,
 	}, a.engineMemory)
 	for _, s := range all {
 		a.addSource(s)
@@ -241,11 +242,11 @@ func (a *Agent) newSource(name string) (Source, error) {
 		return docker.New(a.podmanOptions())
 	case "containerd":
 		return containerd.New(containerd.Options{
-			Sockets: a.cfg.Containerd.Sockets, Namespaces: a.cfg.Containerd.Namespaces, Retry: a.engineRetry(), Memory: a.engineMemory(name), Logger: a.log,
+			Sockets: a.cfg.Containerd.Sockets, Namespaces: a.cfg.Containerd.Namespaces, Retry: a.engineRetry(), Memory: a.engineMemory(name), Files: a.files, Logger: a.log,
 		})
 	case users.Name:
 		others := append(docker.SocketsOf(a.cfg.Docker.Hosts), docker.SocketsOf(a.cfg.Podman.Hosts)...)
-		return users.New(users.Options{Others: others, Signs: a.registry.PodmanSigns, Retry: a.engineRetry(), Logger: a.log})
+		return users.New(users.Options{Others: others, Signs: a.registry.PodmanSigns, Retry: a.engineRetry(), Files: a.files, Logger: a.log})
 	}
 	return nil, fmt.Errorf("source %q: want one of %q", name, config.Sources())
 }
@@ -254,6 +255,9 @@ func (a *Agent) newSource(name string) (Source, error) {
 // unless it is configured as Docker's.
 func (a *Agent) dockerOptions() docker.Options {
 	o := docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Memory: a.engineMemory("docker"), Logger: a.log}
+	if !slices.ContainsFunc(docker.SocketsOf(o.Hosts), privilege.OfUser) {
+		o.Files = a.files
+	}
 	if len(o.Hosts) == 0 && slices.Contains(a.cfg.Sources, string(docker.Podman)) {
 		o.Others = docker.PodmanSockets(a.cfg.Podman.Hosts)
 	}
@@ -268,6 +272,8 @@ func (a *Agent) podmanOptions() docker.Options {
 	}
 	if slices.ContainsFunc(docker.PodmanSockets(o.Hosts), privilege.OfUser) {
 		o.Signs = a.registry.PodmanSigns(registry.AllUsers)
+	} else {
+		o.Files = a.files
 	}
 	if slices.Contains(a.cfg.Sources, string(docker.Docker)) {
 		o.Others = docker.SocketsOf(a.cfg.Docker.Hosts)

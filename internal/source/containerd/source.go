@@ -81,6 +81,8 @@ type Options struct {
 	// Memory keeps what rules by owner need for an agent that starts while the engine
 	// is away.
 	Memory engine.Memory
+	// Files tells when a socket appears or changes; it may be shared. One of its own if nil.
+	Files  *engine.Files
 	Logger *slog.Logger
 }
 
@@ -125,6 +127,9 @@ func New(o Options) (*Source, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
+	if o.Files == nil {
+		o.Files = engine.NewFiles(o.Logger)
+	}
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
 	}
@@ -158,7 +163,7 @@ func (s *Source) Facts() registry.Facts { return &s.facts }
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
 	wake := schedule.NewSignal()
-	stopped := engine.Watch(ctx, s.o.Logger, wake, s.o.Sockets...)
+	stopped := s.o.Files.Watch(ctx, wake, s.o.Sockets...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts, s.o.Host)
 	s.users.Refresh()

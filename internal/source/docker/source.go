@@ -69,6 +69,8 @@ type Options struct {
 	// Memory keeps what rules by owner need for an agent that starts while the engine
 	// is away.
 	Memory engine.Memory
+	// Files tells when a socket appears or changes; it may be shared. One of its own if nil.
+	Files  *engine.Files
 	Logger *slog.Logger
 	// Getenv is os.Getenv if nil.
 	Getenv func(string) string
@@ -144,6 +146,9 @@ func New(o Options) (*Source, error) {
 	}
 	if err := o.validate(); err != nil {
 		return nil, err
+	}
+	if o.Files == nil {
+		o.Files = engine.NewFiles(o.Logger)
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
@@ -228,7 +233,7 @@ func (s *Source) Facts() registry.Facts { return &s.facts }
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
 	wake := schedule.NewSignal()
-	stopped := engine.Watch(ctx, s.o.Logger, wake, s.Sockets()...)
+	stopped := s.o.Files.Watch(ctx, wake, s.Sockets()...)
 	defer func() { cancel(); <-stopped }()
 	set := engine.NewSet(s.o.Logger, feed, &s.facts, s.o.Host)
 	s.users.Refresh()

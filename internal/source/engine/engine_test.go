@@ -19,6 +19,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/fsnotify/fsnotify"
+
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/leak"
@@ -391,7 +393,12 @@ func TestWatch(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	wake := schedule.NewSignal()
-	stopped := Watch(ctx, slog.New(slog.NewTextHandler(t.Output(), nil)), wake, path, linked)
+	files := NewFiles(slog.New(slog.NewTextHandler(t.Output(), nil)))
+	other, leave := context.WithCancel(t.Context())
+	left := files.Watch(other, schedule.NewSignal(), filepath.Join(dir, "other", "sock"))
+	stopped := files.Watch(ctx, wake, path, linked)
+	leave() // the rest goes on
+	<-left
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -441,9 +448,11 @@ func TestPollFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		wake, done := make(chan struct{}, 1), make(chan struct{})
+		files := NewFiles(slog.New(slog.DiscardHandler))
+		files.watches[&fileWatch{wake, []string{path}, map[string]fileState{path: {}}}] = struct{}{}
 		go func() {
 			defer close(done)
-			pollFiles(ctx, wake, []string{path}, map[string]fileState{path: {}})
+			files.poll(ctx)
 		}()
 		time.Sleep(time.Hour)
 		if len(wake) > 0 {
@@ -459,6 +468,37 @@ func TestPollFiles(t *testing.T) {
 		cancel()
 		<-done
 	})
+}
+
+// A directory that the kernel refuses to watch leaves the others watched, and is logged once.
+func TestUnwatchableDirectory(t *testing.T) {
+	dir := t.TempDir()
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	var logged []error
+	d := dirs{w: w, watched: make(map[string]fileState), refused: make(map[string]bool), log: func(err error) { logged = append(logged, err) }}
+	long := filepath.Join(dir, strings.Repeat("x", 300)) // its directory is fine
+	for range 2 {
+		for d.follow([]string{long, filepath.Join(dir, "sock")}) {
+		}
+	}
+	if list := w.WatchList(); len(list) != 1 || len(logged) != 0 {
+		t.Fatalf("watched %q, logged %v", list, logged)
+	}
+	if err := w.Close(); err != nil { // it refuses everything
+		t.Fatal(err)
+	}
+	for range 3 {
+		if d.follow([]string{filepath.Join(t.TempDir(), "sock"), "/sock"}) {
+			t.Error("a closed watcher watches")
+		}
+	}
+	if len(logged) != 4 || len(d.refused) != 2 {
+		t.Errorf("logged %v, refused %v", logged, d.refused)
+	}
 }
 
 const (

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -39,98 +41,177 @@ func stateOf(path string) fileState {
 	return st
 }
 
+// Files tells when files change. All that ask share one watcher of the kernel's, each of
+// which costs 70 KB. It is safe for concurrent use.
+type Files struct {
+	log     *slog.Logger
+	changed schedule.Signal // the watches are others
+
+	mu      sync.Mutex
+	watches map[*fileWatch]struct{} // guarded by mu
+	end     context.CancelFunc      // of the goroutine that looks, while there are any
+	ended   chan struct{}           // closed when it has ended
+}
+
+// NewFiles returns a Files. It starts nothing before the first Watch.
+func NewFiles(log *slog.Logger) *Files {
+	return &Files{log: log, changed: schedule.NewSignal(), watches: make(map[*fileWatch]struct{})}
+}
+
+// fileWatch is what one Watch asked for.
+type fileWatch struct {
+	wake  schedule.Signal
+	paths []string
+	last  map[string]fileState // as they were when wake was last compared
+}
+
 // Watch notifies wake when one of the paths appears, changes or is replaced,
 // compared with its state when Watch is called; a removal does not count. The
 // paths, and any of their directories, need not exist. The channel returned is
-// closed when ctx has ended and nothing runs any more. Where the kernel gives no
-// notifications, because too many programs ask for them, that is logged and the
-// paths are polled.
-func Watch(ctx context.Context, logger *slog.Logger, wake schedule.Signal, paths ...string) (stopped <-chan struct{}) {
-	last := make(map[string]fileState, len(paths))
+// closed when ctx has ended and nothing runs any more for it. What the kernel does not
+// notify of, as when too many programs ask, is logged and polled.
+func (f *Files) Watch(ctx context.Context, wake schedule.Signal, paths ...string) (stopped <-chan struct{}) {
+	w := &fileWatch{wake: wake, paths: paths, last: make(map[string]fileState, len(paths))}
 	for _, p := range paths {
-		last[p] = stateOf(p)
+		w.last[p] = stateOf(p)
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.watches[w] = struct{}{}
+	if f.end == nil {
+		run, end := context.WithCancel(context.WithoutCancel(ctx))
+		ended := make(chan struct{})
+		f.end, f.ended = end, ended
+		go func() {
+			defer close(ended)
+			f.run(run)
+		}()
+	}
+	f.changed.Notify()
 	done := make(chan struct{})
-	go func() {
+	context.AfterFunc(ctx, func() {
 		defer close(done)
-		if err := watchFiles(ctx, wake, paths, last); err != nil {
-			logger.Warn("cannot watch files; polling them", "paths", paths, "interval", pollInterval, "err", err)
-			pollFiles(ctx, wake, paths, last)
-		}
-	}()
+		f.remove(w)
+	})
 	return done
+}
+
+// remove ends a watch, and with the last one the goroutine that looks.
+func (f *Files) remove(w *fileWatch) {
+	f.mu.Lock()
+	delete(f.watches, w)
+	ended := f.ended
+	if len(f.watches) > 0 {
+		ended = nil
+		f.changed.Notify()
+	} else {
+		f.end()
+		f.end, f.ended = nil, nil
+	}
+	f.mu.Unlock()
+	if ended != nil {
+		<-ended
+	}
 }
 
 // eventPause is between two looks at the paths: a user may own the directory of a socket,
 // and change it at any rate.
 const eventPause = 20 * time.Millisecond
 
-// pollInterval is for where the kernel gives no notifications.
+// pollInterval is for what the kernel does not notify of.
 const pollInterval = 10 * time.Second
 
-// pollFiles is watchFiles without notifications.
-func pollFiles(ctx context.Context, wake schedule.Signal, paths []string, last map[string]fileState) {
+// run looks at the paths after each notification, until ctx ends.
+func (f *Files) run(ctx context.Context) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		f.polls(err)
+		f.poll(ctx)
+		return
+	}
+	defer func() { _ = w.Close() }()
+	d := dirs{w: w, watched: make(map[string]fileState), refused: make(map[string]bool), log: f.polls}
 	for {
-		compare(wake, paths, last)
+		// A directory that appeared below one just before that was watched is
+		// found by looking again.
+		for d.follow(f.paths()) {
+		}
+		// This sees what happened before the watch was in place.
+		f.compare()
+		var again <-chan time.Time
+		if len(d.refused) > 0 {
+			again = time.After(pollInterval)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.changed:
+		case <-again:
+		case <-w.Events:
+			_ = schedule.Sleep(ctx, eventPause)
+		case err := <-w.Errors:
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				f.polls(err)
+				f.poll(ctx)
+				return
+			}
+		}
+	}
+}
+
+// poll looks at the paths from time to time, until ctx ends.
+func (f *Files) poll(ctx context.Context) {
+	for {
+		f.compare()
 		if schedule.Sleep(ctx, pollInterval) != nil {
 			return
 		}
 	}
 }
 
-// compare notifies wake if a path exists and is not in the state that it was in.
-func compare(wake schedule.Signal, paths []string, last map[string]fileState) {
-	for _, p := range paths {
-		now := stateOf(p)
-		if now != last[p] && now.exists {
-			wake.Notify()
+func (f *Files) polls(err error) {
+	f.log.Warn("cannot watch files; polling them", "interval", pollInterval, "err", err)
+}
+
+// paths returns those of all watches.
+func (f *Files) paths() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []string
+	for w := range f.watches {
+		all = append(all, w.paths...)
+	}
+	return all
+}
+
+// compare notifies those of whose paths one exists and is not in the state that it was in.
+func (f *Files) compare() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for w := range f.watches {
+		for _, p := range w.paths {
+			now := stateOf(p)
+			if now != w.last[p] && now.exists {
+				w.wake.Notify()
+			}
+			w.last[p] = now
 		}
-		last[p] = now
 	}
 }
 
-func watchFiles(ctx context.Context, wake schedule.Signal, paths []string, last map[string]fileState) error {
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch files: %w", err)
-	}
-	defer func() { _ = w.Close() }()
-	watched := make(map[string]fileState)
-	for {
-		// A directory that appeared below one just before that was watched is
-		// found by looking again.
-		for moved := true; moved; {
-			var err error
-			if moved, err = follow(w, watched, paths); err != nil {
-				return err
-			}
-		}
-		// This sees what happened before the watch was in place.
-		compare(wake, paths, last)
-		select {
-		case <-ctx.Done():
-			return nil
-		case _, ok := <-w.Events:
-			if !ok {
-				return errors.New("watch files: the watcher was closed")
-			}
-			_ = schedule.Sleep(ctx, eventPause)
-		case err, ok := <-w.Errors:
-			if !ok {
-				return errors.New("watch files: the watcher was closed")
-			}
-			if !errors.Is(err, fsnotify.ErrEventOverflow) {
-				return fmt.Errorf("watch files: %w", err)
-			}
-		}
-	}
+// dirs are the directories that a watcher watches.
+type dirs struct {
+	w       *fsnotify.Watcher
+	watched map[string]fileState
+	refused map[string]bool // those that exist and cannot be watched
+	log     func(error)     // is told of each of these once
 }
 
 // follow watches, for each path, its directory or the nearest one that exists,
 // and the same for what a symbolic link points to; and nothing else. A directory
 // that was removed and made again is another one under the same name: watched
 // has its identity. It reports whether it began to watch anything.
-func follow(w *fsnotify.Watcher, watched map[string]fileState, paths []string) (moved bool, err error) {
+func (d *dirs) follow(paths []string) (moved bool) {
 	want := make(map[string]bool)
 	for _, p := range paths {
 		want[nearest(filepath.Dir(p))] = true
@@ -139,27 +220,30 @@ func follow(w *fsnotify.Watcher, watched map[string]fileState, paths []string) (
 		}
 	}
 	// An inode number may be used again, so the watcher's own list counts too.
-	list := w.WatchList()
-	for dir, is := range watched {
+	list := d.w.WatchList()
+	for dir, is := range d.watched {
 		now := stateOf(dir)
 		if !want[dir] || now.dev != is.dev || now.ino != is.ino || !slices.Contains(list, dir) {
-			_ = w.Remove(dir) // the kernel may have dropped it already
-			delete(watched, dir)
+			_ = d.w.Remove(dir) // the kernel may have dropped it already
+			delete(d.watched, dir)
 		}
 	}
+	maps.DeleteFunc(d.refused, func(dir string, _ bool) bool { return !want[dir] })
 	for dir := range want {
-		if _, ok := watched[dir]; ok {
+		if _, ok := d.watched[dir]; ok {
 			continue
 		}
 		is := stateOf(dir)
-		switch err := w.Add(dir); {
+		switch err := d.w.Add(dir); {
 		case err == nil:
-			watched[dir], moved = is, true
-		case !errors.Is(err, os.ErrNotExist):
-			return false, fmt.Errorf("watch %s: %w", dir, err)
+			d.watched[dir], moved = is, true
+			delete(d.refused, dir)
+		case !errors.Is(err, os.ErrNotExist) && !d.refused[dir]:
+			d.refused[dir] = true
+			d.log(fmt.Errorf("watch %s: %w", dir, err))
 		}
 	}
-	return moved, nil
+	return moved
 }
 
 // nearest returns dir, or its nearest ancestor that is a directory, without links.

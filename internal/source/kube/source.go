@@ -64,7 +64,9 @@ type Options struct {
 	// Listens returns nil when something begins to listen on a TCP port of this
 	// machine, which may be the server that does not answer. May be nil.
 	Listens func(ctx context.Context, port uint16) error
-	Logger  *slog.Logger
+	// Files tells when a kubeconfig appears or changes; it may be shared. One of its own if nil.
+	Files  *engine.Files
+	Logger *slog.Logger
 	// Getenv is os.Getenv if nil.
 	Getenv func(string) string
 }
@@ -137,6 +139,9 @@ func New(o Options) (*Source, error) {
 	}
 	if err := o.validate(); err != nil {
 		return nil, err
+	}
+	if o.Files == nil {
+		o.Files = engine.NewFiles(o.Logger)
 	}
 	o.Kubeconfigs = unique(o.Kubeconfigs)
 	if o.Timeout == 0 {
@@ -247,7 +252,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 			changed = schedule.NewSignal()
 			watching.Go(func() { s.clusters.tell(ctx, changed) })
 		}
-		stopped := engine.Watch(ctx, s.o.Logger, changed, s.o.Kubeconfigs...)
+		stopped := s.o.Files.Watch(ctx, changed, s.o.Kubeconfigs...)
 		defer func() { cancel(); <-stopped }()
 	}
 	s.remember()

@@ -64,7 +64,10 @@ type Options struct {
 	// Timeout bounds each request. 10 s if 0.
 	Timeout time.Duration
 	Retry   engine.Retry
-	Logger  *slog.Logger
+	// Files tells when a user logs in; it may be shared. One of its own if nil. What users own
+	// is watched by others: they could make it slow.
+	Files  *engine.Files
+	Logger *slog.Logger
 }
 
 // Source follows the engines of all users who are logged in.
@@ -84,6 +87,9 @@ func New(o Options) (*Source, error) {
 		return nil, errors.New("users: a logger is required")
 	}
 	o.Dir = cmp.Or(o.Dir, "/run/user")
+	if o.Files == nil {
+		o.Files = engine.NewFiles(o.Logger.With("source", Name))
+	}
 	return &Source{o: o, euid: uint32(os.Geteuid()), views: make(map[*view]struct{})}, o.Retry.Validate()
 }
 
@@ -101,7 +107,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	ctx, cancel := context.WithCancel(ctx)
 	wake, said := schedule.NewSignal(), schedule.NewSignal()
 	// A user's directory appears in it, which "." has watched.
-	stopped := engine.Watch(ctx, s.o.Logger.With("source", Name), wake, s.o.Dir+"/.")
+	stopped := s.o.Files.Watch(ctx, wake, s.o.Dir+"/.")
 	var wg sync.WaitGroup
 	defer func() { cancel(); <-stopped; wg.Wait() }()
 	following := make(map[uint32]context.CancelFunc)
