@@ -252,10 +252,11 @@ test-chaos: ## Run "make chaos" as a stage (root)
 	@$(CHECK) test-chaos $(MAKE) --no-print-directory chaos
 
 .PHONY: bench
-bench: ## Measure fairlead against polling and write docs/benchmarks (root; RUNS (3), 20 minutes each)
+bench: ## Measure fairlead against polling and write docs/benchmarks (root; RUNS (3) of 30 minutes; BEFORE: a commit to measure once, first)
 	$(need_root)
 	@hack/provision.sh base vm
 	@hack/provision-engines.sh packages kube
+	@$(if $(BEFORE),hack/bench-before.sh $(BEFORE) docs/benchmarks/before.txt)
 	@go run ./test/bench -runs $(or $(RUNS),3) -before docs/benchmarks/before.txt -report docs/benchmarks -out docs/benchmarks/results.txt
 
 # The API server is built with optimisation, unlike that of the tests, which takes three times longer.

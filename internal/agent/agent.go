@@ -75,7 +75,7 @@ type Agent struct {
 
 	sockets    *own.Sockets
 	observer   *observer.Observer
-	files      *engine.Files // of engines and clusters, but those that a user may have made slow
+	files      *engine.Files // of engines and clusters
 	types      kernel.Types  // kept until the start is over
 	sources    []Source
 	demand     *demand.Source
@@ -254,10 +254,7 @@ func (a *Agent) newSource(name string) (Source, error) {
 // dockerOptions are those of the configuration. Podman's socket is left to its own source,
 // unless it is configured as Docker's.
 func (a *Agent) dockerOptions() docker.Options {
-	o := docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Memory: a.engineMemory("docker"), Logger: a.log}
-	if !slices.ContainsFunc(docker.SocketsOf(o.Hosts), privilege.OfUser) {
-		o.Files = a.files
-	}
+	o := docker.Options{Hosts: a.cfg.Docker.Hosts, Retry: a.engineRetry(), Memory: a.engineMemory("docker"), Files: a.files, Logger: a.log}
 	if len(o.Hosts) == 0 && slices.Contains(a.cfg.Sources, string(docker.Podman)) {
 		o.Others = docker.PodmanSockets(a.cfg.Podman.Hosts)
 	}
@@ -268,12 +265,10 @@ func (a *Agent) dockerOptions() docker.Options {
 func (a *Agent) podmanOptions() docker.Options {
 	o := docker.Options{
 		Kind: docker.Podman, Hosts: a.cfg.Podman.Hosts, Signs: a.registry.PodmanSigns(0),
-		Retry: a.engineRetry(), Memory: a.engineMemory("podman"), Logger: a.log,
+		Retry: a.engineRetry(), Memory: a.engineMemory("podman"), Files: a.files, Logger: a.log,
 	}
 	if slices.ContainsFunc(docker.PodmanSockets(o.Hosts), privilege.OfUser) {
 		o.Signs = a.registry.PodmanSigns(registry.AllUsers)
-	} else {
-		o.Files = a.files
 	}
 	if slices.Contains(a.cfg.Sources, string(docker.Docker)) {
 		o.Others = docker.SocketsOf(a.cfg.Docker.Hosts)

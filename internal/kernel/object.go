@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // File reads a BPF object file.
@@ -59,6 +60,9 @@ type Object struct {
 	made      closers // in the order of making
 	close     func() error
 }
+
+// errRefused is EPERM without the name and the log of one program.
+var errRefused = fmt.Errorf("as for another trampoline: %w", unix.EPERM)
 
 var errNoHook = errors.New("no such hook in this build")
 
@@ -274,8 +278,9 @@ func (o *Object) load(part *ebpf.CollectionSpec, types *btf.Cache) (*ebpf.Collec
 			err = &AbsentError{Target: target, Err: err}
 		}
 	}
-	if trampolines && errors.Is(err, os.ErrPermission) {
-		o.types.refused = err
+	// Not EACCES, by which the verifier refuses one program.
+	if trampolines && errors.Is(err, unix.EPERM) {
+		o.types.refused = errRefused
 	}
 	return collection, err
 }

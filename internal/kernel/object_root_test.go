@@ -6,7 +6,6 @@ package kernel
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"testing"
 
@@ -115,17 +114,16 @@ func TestHasFunction(t *testing.T) {
 
 // What the kernel refuses for one trampoline is not tried for the others that share the types.
 func TestRefusedTrampolineIsTriedOnce(t *testing.T) {
-	refused := fmt.Errorf("for the test: %w", os.ErrPermission)
-	types := &Types{refused: refused}
+	types := &Types{refused: errRefused}
 	o, err := Open(types, Config{Files: []File{bpf.LoadNat}, Maps: []string{bpf.NatMapReplacements}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = o.Close() }()
-	if err := o.Attach([]string{bpf.NatProgLegacyFexit}); !errors.Is(err, refused) {
-		t.Errorf("attach: %v, want %v", err, refused)
+	if err := o.Attach([]string{bpf.NatProgLegacyFexit}); !errors.Is(err, errRefused) {
+		t.Errorf("attach: %v, want %v", err, errRefused)
 	}
-	if err := o.Attach([]string{bpf.NatProgModuleLoad}); errors.Is(err, refused) {
+	if err := o.Attach([]string{bpf.NatProgModuleLoad}); errors.Is(err, errRefused) {
 		t.Errorf("attach without a trampoline: %v", err)
 	}
 }

@@ -73,8 +73,10 @@ func parse(status []byte) (u Usage, err error) {
 // work. The Go runtime would keep it for minutes. An idle process is not woken, and
 // its garbage is not collected before there is some.
 type Releaser struct {
-	Ready  <-chan struct{} // closed when the start is over; nil waits 10 s
-	Forget func()          // drops caches that only the start needed; may be nil
+	// Ready is closed when the start is over, until when little garbage is collected. If nil it
+	// is over after 10 s, and garbage is collected as ever.
+	Ready  <-chan struct{}
+	Forget func() // drops caches that only the start needed; may be nil
 	// GCPercent is GOGC after the start, 0 for the runtime's default. Where there is little
 	// garbage then, collecting it early costs less than the memory that it would occupy. It
 	// also says how much the process may allocate at rest until garbage is collected. If the
@@ -89,7 +91,9 @@ type Releaser struct {
 // Run works until ctx ends.
 func (r Releaser) Run(ctx context.Context) {
 	start := newCollector(0)
-	start.start()
+	if r.Ready != nil { // else nobody says when it is over
+		start.start()
+	}
 	err := schedule.Wait(ctx, time.Now().Add(readyTimeout), r.Ready)
 	start.work()
 	if err != nil {

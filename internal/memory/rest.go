@@ -55,8 +55,8 @@ func (c *collector) rest(ended func()) {
 	c.restUntil(used+headroom+max(leastGrowth, live/100*uint64(c.percent)), ended)
 }
 
-// start has no garbage collected until the process has allocated what a start takes: it
-// would be collected at each of 4, 6, 9 MB.
+// start has no garbage collected while the runtime uses less than startSize. As GOGC has it,
+// a start would collect at 4, 6, 9 MB, and so on.
 func (c *collector) start() { c.restUntil(startSize, func() {}) }
 
 // restUntil has no garbage collected while the runtime uses less than limit bytes.

@@ -107,6 +107,7 @@ func TestOnlyItsCollectionEndsRest(t *testing.T) {
 // Nothing is collected while a process starts, unless it takes much memory.
 func TestNoCollectionsAtStart(t *testing.T) {
 	keepPacing(t)
+	debug.FreeOSMemory() // of the tests before
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {

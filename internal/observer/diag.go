@@ -88,8 +88,8 @@ type diagRow struct {
 	cgroupID uint64
 }
 
-// families returns those for which to dump a protocol. TCP takes both in one dump, because the
-// kernel walks the table of all bound ports for each.
+// families returns those for which to dump a protocol. TCP takes both in one dump: for bound
+// sockets the kernel walks the table of all ports each time. No other protocol can.
 func families(protocol uint16) []uint8 {
 	if protocol == unix.IPPROTO_TCP {
 		return []uint8{unix.AF_UNSPEC}
@@ -135,7 +135,7 @@ func (c *diagConn) dump(family uint8, protocol uint16, states uint32, f func(*di
 func diagRequest(sequence uint32, family uint8, protocol uint16, states uint32) []byte {
 	kind, size := uint16(sockDiagByFamily), netlinkHeader+diagRequestSize
 	switch {
-	case family == unix.AF_UNSPEC:
+	case family == unix.AF_UNSPEC && protocol == unix.IPPROTO_TCP:
 		// The older request has no family: the kernel takes each (inet_diag_dump_compat).
 		kind, size = tcpDiagGetSock, netlinkHeader+oldRequestSize
 	case protocol > 0xff:

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -80,7 +81,8 @@ func (b *bench) newGuest(m mode, space *netns.Space) *guest {
 
 // start starts the agent.
 func (g *guest) start(flags ...string) {
-	args := append([]string{"agent", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
+	// Earlier versions made a token, which the benchmark has not.
+	args := append([]string{"agent", "--link-token=", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
 	cmd := exec.Command(g.program, append(args, flags...)...)
 	// To the agent, cgroups above that of the benchmark do not exist: by their names its processes
 	// could be taken for those of containers, whose engine is waited for.
@@ -90,7 +92,7 @@ func (g *guest) start(flags ...string) {
 
 // startHost starts a host peer.
 func (g *guest) startHost() *process {
-	return g.b.start(g.outside, exec.Command(g.b.program, "host", "--connect", g.link,
+	return g.b.start(g.outside, exec.Command(g.b.program, "host", "--link-token=", "--connect", g.link,
 		"--control", filepath.Join(g.dir, "host", "s"), "--max-listeners", "20000", "--log-level", "error"))
 }
 
@@ -137,12 +139,20 @@ func (g *guest) ready(ctx context.Context) {
 // observes records the method by which the agent observes sockets. It is an error if
 // that is not the mode's.
 func (g *guest) observes(l status.List) error {
+	if !hasMethods(l) {
+		return nil
+	}
 	method := methodOf(l, "socket")
 	if method == "" || (g.mode.poll != 0) != strings.Contains(method, "poll") {
 		return fmt.Errorf("the agent observes by %q, which is not mode %q", method, g.mode.name)
 	}
 	g.b.method(g.mode.name, method)
 	return nil
+}
+
+// hasMethods reports whether an agent reports its methods. Early versions do not.
+func hasMethods(l status.List) bool {
+	return slices.ContainsFunc(l.Sources, func(s status.Source) bool { return s.Method != "" })
 }
 
 // methodOf returns the method of a live source.

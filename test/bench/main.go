@@ -11,6 +11,7 @@ package main
 
 import (
 	"context"
+	"debug/buildinfo"
 	"errors"
 	"flag"
 	"fmt"
@@ -29,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/test/kit/enclave"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 func main() {
@@ -86,6 +88,9 @@ func run(ctx context.Context, args []string, out, log io.Writer) error {
 		return fmt.Errorf("-scale %q: want one of %s", *size, strings.Join(scales, ", "))
 	}
 	chosen := parts()
+	if isEarlier() { // the emulated machine has the program of this tree
+		chosen = slices.DeleteFunc(chosen, func(p part) bool { return p.name == vsockPart().name })
+	}
 	if *only != "" {
 		names := strings.Split(*only, ",")
 		chosen = slices.DeleteFunc(chosen, func(p part) bool { return !slices.Contains(names, p.name) })
@@ -165,12 +170,36 @@ func machine(scale scale) (c []benchfmt.Config) {
 		set("kernel", unix.ByteSliceToString(u.Release[:]))
 	}
 	set("go", strings.TrimPrefix(runtime.Version(), "go"))
-	commit, _ := exec.Command("git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+").Output()
-	set("commit", strings.TrimSpace(string(commit)))
+	set("commit", commit())
 	set("date", time.Now().UTC().Format("2006-01-02 15:04 MST"))
 	set("scale", scales[scale])
 	set("load", loadAverage())
 	return c
+}
+
+// isEarlier reports whether a program is measured that was not built from this tree.
+func isEarlier() bool { return os.Getenv(program.Variable) != "" }
+
+// commit returns that of the program that is measured, with a plus sign if it was changed.
+func commit() string {
+	if !isEarlier() {
+		out, _ := exec.Command("git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+").Output()
+		return strings.TrimSpace(string(out))
+	}
+	info, err := buildinfo.ReadFile(os.Getenv(program.Variable))
+	if err != nil {
+		return ""
+	}
+	var of string
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			of = s.Value[:min(12, len(s.Value))] + of
+		case s.Key == "vcs.modified" && s.Value == "true":
+			of += "+"
+		}
+	}
+	return of
 }
 
 // loadAverage returns the load averages over 1, 5 and 15 minutes.

@@ -81,7 +81,8 @@ type Options struct {
 	// Memory keeps what rules by owner need for an agent that starts while the engine
 	// is away.
 	Memory engine.Memory
-	// Files tells when a socket appears or changes; it may be shared. One of its own if nil.
+	// Files tells when a socket appears or changes; it may be shared, with sources that
+	// follow no socket of a user. One of its own if nil.
 	Files  *engine.Files
 	Logger *slog.Logger
 }
@@ -127,9 +128,7 @@ func New(o Options) (*Source, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if o.Files == nil {
-		o.Files = engine.NewFiles(o.Logger)
-	}
+	o.Files = o.Files.For(o.Logger, o.Sockets...)
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
 	}

@@ -447,13 +447,10 @@ func TestPollFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		wake, done := make(chan struct{}, 1), make(chan struct{})
+		wake := schedule.NewSignal()
 		files := NewFiles(slog.New(slog.DiscardHandler))
-		files.watches[&fileWatch{wake, []string{path}, map[string]fileState{path: {}}}] = struct{}{}
-		go func() {
-			defer close(done)
-			files.poll(ctx)
-		}()
+		files.watcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many") }
+		stopped := files.Watch(ctx, wake, path)
 		time.Sleep(time.Hour)
 		if len(wake) > 0 {
 			t.Error("woken by nothing")
@@ -461,13 +458,58 @@ func TestPollFiles(t *testing.T) {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(pollInterval + time.Millisecond)
+		time.Sleep(files.pause + time.Millisecond)
 		if len(wake) != 1 {
 			t.Error("not woken by a file that appeared")
 		}
 		cancel()
-		<-done
+		<-stopped
 	})
+}
+
+// A watcher that fails is replaced.
+func TestFailedWatcherIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	files := NewFiles(slog.New(slog.NewTextHandler(t.Output(), nil)))
+	files.pause = time.Millisecond
+	made := make(chan *fsnotify.Watcher, 8)
+	files.watcher = func() (*fsnotify.Watcher, error) {
+		w, err := fsnotify.NewWatcher()
+		made <- w
+		return w, err
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	wake := schedule.NewSignal()
+	stopped := files.Watch(ctx, wake, filepath.Join(dir, "sock"))
+	(<-made).Errors <- errors.New("for the test")
+	<-made
+	if err := os.WriteFile(filepath.Join(dir, "sock"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	<-wake
+	cancel()
+	<-stopped
+	if files.Watch(ctx, wake, dir) == stopped { // begins anew, and ends at once
+		t.Error("the same watch")
+	}
+	<-files.Watch(ctx, wake, dir)
+}
+
+// What users own is not shared.
+func TestFilesOfUsers(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	files := NewFiles(log)
+	if files.For(log, "/run/docker.sock", "/etc/rancher/k3s/k3s.yaml") != files {
+		t.Error("not shared")
+	}
+	if (*Files)(nil).For(log) == nil {
+		t.Error("none")
+	}
+	for _, path := range []string{"/run/user/1000/docker.sock", "/home/ann/.kube/config"} {
+		if files.For(log, "/run/docker.sock", path) == files {
+			t.Errorf("%s is shared", path)
+		}
+	}
 }
 
 // A directory that the kernel refuses to watch leaves the others watched, and is logged once.
@@ -479,7 +521,7 @@ func TestUnwatchableDirectory(t *testing.T) {
 	}
 	defer func() { _ = w.Close() }()
 	var logged []error
-	d := dirs{w: w, watched: make(map[string]fileState), refused: make(map[string]bool), log: func(err error) { logged = append(logged, err) }}
+	d := dirs{w: w, watched: make(map[string]fileState), refused: make(map[string]bool), log: func(_ []string, err error) { logged = append(logged, err) }}
 	long := filepath.Join(dir, strings.Repeat("x", 300)) // its directory is fine
 	for range 2 {
 		for d.follow([]string{long, filepath.Join(dir, "sock")}) {

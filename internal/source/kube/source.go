@@ -64,7 +64,8 @@ type Options struct {
 	// Listens returns nil when something begins to listen on a TCP port of this
 	// machine, which may be the server that does not answer. May be nil.
 	Listens func(ctx context.Context, port uint16) error
-	// Files tells when a kubeconfig appears or changes; it may be shared. One of its own if nil.
+	// Files tells when a kubeconfig appears or changes; it may be shared, with sources
+	// that read no file of a user. One of its own if nil.
 	Files  *engine.Files
 	Logger *slog.Logger
 	// Getenv is os.Getenv if nil.
@@ -140,10 +141,8 @@ func New(o Options) (*Source, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if o.Files == nil {
-		o.Files = engine.NewFiles(o.Logger)
-	}
 	o.Kubeconfigs = unique(o.Kubeconfigs)
+	o.Files = o.Files.For(o.Logger, o.Kubeconfigs...)
 	if o.Timeout == 0 {
 		o.Timeout = 30 * time.Second
 	}

@@ -1,0 +1,16 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Measures an earlier version of fairlead with today's benchmark, on this machine.
+# Usage: hack/bench-before.sh COMMIT FILE
+set -eu
+export CGO_ENABLED=0
+commit=$1 results=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+trap 'exit 1' INT TERM
+# A clone, not a work tree: in that the compiler does not find out the commit.
+git clone --quiet --shared --no-checkout . "$dir/tree"
+git -C "$dir/tree" checkout --quiet --detach "$commit"
+echo "bench: building $commit" >&2
+(cd "$dir/tree" && go build -buildvcs=true -tags grpcnotrace -trimpath -ldflags '-s -w' -o "$dir/fairlead" ./cmd/fairlead)
+FAIRLEAD_PROGRAM=$dir/fairlead go run ./test/bench -out "$results" >/dev/null
