@@ -81,7 +81,7 @@ func (b *bench) newGuest(m mode, space *netns.Space) *guest {
 
 // start starts the agent.
 func (g *guest) start(flags ...string) {
-	// Earlier versions made a token, which the benchmark has not.
+	// Earlier versions ask for a token unless they are told that there is none.
 	args := append([]string{"agent", "--link-token=", "--link", g.link, "--control", g.control, "--hold-down", "0s", "--log-level", "error"}, g.mode.flags...)
 	cmd := exec.Command(g.program, append(args, flags...)...)
 	// To the agent, cgroups above that of the benchmark do not exist: by their names its processes

@@ -177,7 +177,8 @@ func machine(scale scale) (c []benchfmt.Config) {
 	return c
 }
 
-// isEarlier reports whether a program is measured that was not built from this tree.
+// isEarlier reports whether a program is measured that this process did not build: an earlier
+// version, or that of the process which started this one.
 func isEarlier() bool { return os.Getenv(program.Variable) != "" }
 
 // commit returns that of the program that is measured, with a plus sign if it was changed.

@@ -279,6 +279,7 @@ func (d *dirs) follow(paths []string) (moved bool) {
 	for dir := range want {
 		is := stateOf(dir)
 		if known[inode{is.dev, is.ino}] {
+			delete(d.refused, dir)
 			continue
 		}
 		switch err := d.w.Add(dir); {
