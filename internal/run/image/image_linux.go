@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,10 +28,27 @@ func Seal(path, sum string) (image *os.File, err error) {
 	if err := copyTo(image, path, sum); err != nil {
 		return nil, err
 	}
-	if _, err := unix.FcntlInt(image.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
+	if err := seal(image, sealLimit); err != nil {
 		return nil, fmt.Errorf("seal the copy of %s: %w", path, err)
 	}
 	return image, nil
+}
+
+// sealLimit bounds the time in which a copy must become free.
+const sealLimit = 10 * time.Second
+
+// seal forbids all changes of an anonymous file. The kernel refuses that with EBUSY while anybody
+// holds one of its pages, and waits only 150 ms for that (memfd_wait_for_pins of Linux 6.18). The
+// kernel itself holds pages for moments, and longer where processors are busy, as when it moves
+// them. So it is tried again until the limit.
+func seal(image *os.File, limit time.Duration) error {
+	const all = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+		_, err := unix.FcntlInt(image.Fd(), unix.F_ADD_SEALS, all)
+		if !errors.Is(err, unix.EBUSY) || !time.Now().Before(end) {
+			return err
+		}
+	}
 }
 
 // memory makes an anonymous file that can be sealed and executed.
