@@ -303,9 +303,9 @@ func (b *bench) collect(cmd *exec.Cmd, run func(*exec.Cmd) error) {
 		case r.GetConfig("why") != "":
 			check(errors.New(r.GetConfig("why")))
 		default:
-			r := r.Clone()
-			r.Name = procs.ReplaceAll(r.Name, nil)
-			b.keep(r, "methods", r.GetConfig("methods"))
+			own := r.Clone()
+			// Without the properties that were read, by whose places those of this run would be looked up.
+			b.keep(&benchfmt.Result{Name: procs.ReplaceAll(own.Name, nil), Iters: own.Iters, Values: own.Values}, "methods", r.GetConfig("methods"))
 		}
 	}
 	if err := errors.Join(failed, in.Err()); err != nil {

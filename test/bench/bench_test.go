@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/perf/benchfmt"
+
+	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 func TestMain(m *testing.M) {
@@ -194,17 +198,45 @@ func TestCommittedReportIsThatOfItsResults(t *testing.T) {
 // Results arrive from a process whose lines have a prefix and end as on a terminal.
 func TestResultsOfAnotherProcess(t *testing.T) {
 	collect := func(cmd *exec.Cmd) (results, error) {
-		b := &bench{log: t.Output(), out: benchfmt.NewWriter(io.Discard)}
+		machine := []benchfmt.Config{{Key: "cpu", Value: []byte("own"), File: true}, {Key: runKey, Value: []byte("2"), File: true}}
+		b := &bench{log: t.Output(), out: benchfmt.NewWriter(io.Discard), machine: machine}
 		err := attempt(func() { b.collect(cmd, (*exec.Cmd).Run) })
 		return b.results, err
 	}
-	got, err := collect(exec.Command("printf", "%s", "[6.12] === RUN\r\n[6.12] methods: bpf: tp_btf\r\n[6.12] BenchmarkClose/mode=bpf 3 1 sec\r\n[6.12] BenchmarkRun 1 1 sec\r\n"))
+	got, err := collect(exec.Command("printf", "%s", "[6.12] === RUN\r\n[6.12] os: another\r\n[6.12] methods: bpf: tp_btf\r\n[6.12] BenchmarkClose/mode=bpf 3 1 sec\r\n[6.12] BenchmarkRun 1 1 sec\r\n"))
 	if err != nil || len(got) != 1 || string(got[0].Name) != "Close/mode=bpf" || got.Config("methods") != "bpf: tp_btf" {
 		t.Errorf("results %v, error %v", got, err)
+	}
+	// The rest is of this run.
+	if got.Config("cpu") != "own" || got.Config(runKey) != "2" || got.Config("os") != "" {
+		t.Errorf("properties %v", got[0].Config)
 	}
 	for _, script := range []string{"echo why; exit 1", "echo why: why; echo BenchmarkFailed/a 1 1 failures; exit 1"} {
 		if _, err := collect(exec.Command("sh", "-c", script)); err == nil || !strings.Contains(err.Error(), "why") {
 			t.Errorf("error %v", err)
 		}
+	}
+}
+
+// A port can be reported again before it is withdrawn, by a poller that finds its owner later.
+func TestPeerWaitsForItsMessage(t *testing.T) {
+	p := &peer{want: make(map[port.Key]awaited), now: make(map[port.Key]bool), ever: make(map[port.Key]bool)}
+	k := tcpKey(80)
+	put := func(owner string) []wire.Publication {
+		return []wire.Publication{{Key: k, Owner: port.Owner{Name: owner}, Host: []netip.AddrPort{k.AddrPort()}}}
+	}
+	at := func(n int) time.Time { return time.Unix(int64(n), 0) }
+	gone := p.expectGone(k)
+	p.receive(put("web"), nil, at(1))
+	p.receive(nil, []port.Key{k}, at(2))
+	if got := gone(t.Context()); got != at(2) {
+		t.Errorf("withdrawn at %v", got)
+	}
+	named := p.expect(k, "web")
+	p.receive(nil, []port.Key{k}, at(3))
+	p.receive(put("sh"), nil, at(4))
+	p.receive(put("web"), nil, at(5))
+	if got := named(t.Context()); got != at(5) {
+		t.Errorf("named at %v", got)
 	}
 }

@@ -167,7 +167,7 @@ func (g *budgeted) sample(ctx context.Context) {
 	// The clock of the trace, which has no other form in Go.
 	g.rounds = append(g.rounds, arrival{g.port, monotonic() - time.Since(at)})
 	pause()
-	wait = g.guest.peer.expect(k, "")
+	wait = g.guest.peer.expectGone(k)
 	_ = unix.Close(fd)
 	wait(ctx)
 }

@@ -80,7 +80,7 @@ func (p *probe) sample(ctx context.Context) {
 	n := p.ports.Add(1)
 	k := tcpKey(uint16(20_000 + n%10_000))
 	fd := p.await(ctx, openMessage, k)
-	wait := p.linked.peer.expect(k, "")
+	wait := p.linked.peer.expectGone(k)
 	p.pause(ctx)
 	_ = unix.Close(fd)
 	closed := time.Now()

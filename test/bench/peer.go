@@ -36,6 +36,7 @@ type peer struct {
 // awaited is a message that somebody waits for.
 type awaited struct {
 	owner string // that the publication must have, if not empty
+	gone  bool   // it must have been withdrawn
 	at    chan time.Time
 }
 
@@ -102,29 +103,34 @@ func (p *peer) receive(put []wire.Publication, removed []port.Key, at time.Time)
 		p.last = at
 	}
 	for _, pub := range put {
-		p.notify(pub.Key, pub.Owner.Name, at)
+		p.notify(pub.Key, pub.Owner.Name, false, at)
 		p.now[pub.Key], p.ever[pub.Key] = true, true
 		outcomes = append(outcomes, wire.Outcome{Key: pub.Key, State: port.Active, HostAddress: pub.Host[0]})
 	}
 	for _, k := range removed {
-		p.notify(k, "", at)
+		p.notify(k, "", true, at)
 		delete(p.now, k)
 	}
 	return outcomes
 }
 
 // notify requires p.mu.
-func (p *peer) notify(k port.Key, owner string, at time.Time) {
-	if w, ok := p.want[k]; ok && (w.owner == "" || w.owner == owner) {
+func (p *peer) notify(k port.Key, owner string, gone bool, at time.Time) {
+	if w, ok := p.want[k]; ok && w.gone == gone && (w.owner == "" || w.owner == owner) {
 		delete(p.want, k)
 		w.at <- at
 	}
 }
 
-// expect returns a function that waits for the next message about a key, of this
+// expect returns a function that waits for the next message that publishes a key, of this
 // owner if that is not empty, and returns the time of its arrival.
-func (p *peer) expect(k port.Key, owner string) wait {
-	w := awaited{owner, make(chan time.Time, 1)}
+func (p *peer) expect(k port.Key, owner string) wait { return p.await(k, awaited{owner: owner}) }
+
+// expectGone is expect for the message that withdraws a key.
+func (p *peer) expectGone(k port.Key) wait { return p.await(k, awaited{gone: true}) }
+
+func (p *peer) await(k port.Key, w awaited) wait {
+	w.at = make(chan time.Time, 1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.want[k] = w
