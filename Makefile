@@ -137,13 +137,13 @@ test-root: ## Run the tests that make namespaces, rules and BPF programs on this
 	@$(TEST) test-root go test -json -tags root -p 1 -count 1 -timeout 60m $(call tagged,root)
 
 # Tests in which cgroups count, which "make test-vm" runs again with cgroup v1 beside v2 and alone.
-CGROUP_TESTS := ^(TestMethods|TestServerTakesPlaceholderPort|TestDistributionsShareANetwork)$$
+CGROUP_TESTS := ^(TestMethods|TestServerTakesPlaceholderPort|TestDistributionsShareANetwork|TestProcessCgroupComesWithEvent)$$
 .PHONY: test-vm
 test-vm: ## Run the tests for other kernels in emulated machines (KERNELS, METHODS): 30 minutes
 	@rc=0; $(TEST) test-vm.rig go test -json -tags engines -timeout 60m ./test/vm || rc=1; \
 	$(TEST) test-vm.machines $(VM) -test-timeout 3h ./... || rc=1; \
 	$(TEST) test-vm.hybrid $(VM) -cgroup hybrid -run '$(CGROUP_TESTS)|^TestProcessAttributedByCgroup$$' ./internal/agent ./test/e2e || rc=1; \
-	$(TEST) test-vm.legacy $(VM) -cgroup legacy -run '$(CGROUP_TESTS)' ./test/e2e || rc=1; exit $$rc
+	$(TEST) test-vm.legacy $(VM) -cgroup legacy -run '$(CGROUP_TESTS)' ./internal/agent ./test/e2e || rc=1; exit $$rc
 
 .PHONY: test-vm-smoke
 test-vm-smoke: ## Run tests that depend on the kernel, and three end-to-end tests, in emulated machines

@@ -8,7 +8,7 @@
 // that the same source gives the same bytes; hack/generate-check.sh verifies it.
 package fairlead
 
-//go:generate hack/bpf2go.sh -target bpfel -type event -type event_kind -type sleep -type control Sock bpf/sock.bpf.c
+//go:generate hack/bpf2go.sh -target bpfel -type event -type event_kind -type sleep -type control -type group Sock bpf/sock.bpf.c
 //go:generate hack/bpf2go.sh -target amd64,arm64 -no-global-types -output-stem sock_kprobe SockKprobe bpf/sock_kprobe.bpf.c
 //go:generate hack/bpf2go.sh -target bpfel -no-global-types Nat bpf/nat.bpf.c
 //go:generate hack/bpf2go.sh -target bpfel -type change_event -type change Nft bpf/nft.bpf.c

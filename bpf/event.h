@@ -22,6 +22,11 @@ enum event_kind {
 	EVENT_DEVICE = 7,
 };
 
+/* The kernel counts ids in 32 bits, and above them how often it began anew. */
+enum group {
+	GROUP_BITS = 48,
+};
+
 /*
  * One record of the ring buffer. EVENT_CLOSE, EVENT_CONNECT and EVENT_CHECK have
  * only observed, cookie, kind and protocol, EVENT_DEVICE also device; the rest is 0. Addresses are in network
@@ -31,6 +36,11 @@ struct event {
 	__u64 observed; /* CLOCK_MONOTONIC, ns */
 	__u64 cookie;	/* 0: the kernel has not made one yet */
 	__u64 cgroup;	/* id of the socket's cgroup2 directory, 0 if unknown */
+	/*
+	 * Id of the process's directory in a hierarchy of cgroup v1, with the number that
+	 * this has in /proc/PID/cgroup above GROUP_BITS; 1 if it is in the roots, 0 if unknown.
+	 */
+	__u64 group;
 	__u32 netns;	/* inode of the socket's network namespace */
 	__u32 pid;	/* thread group in the agent's pid namespace, 0 if not visible there */
 	__u32 uid;	/* of the socket */
@@ -46,9 +56,9 @@ struct event {
 	__u8 address[16]; /* IPv4: the first four bytes */
 	__u8 comm[16];	  /* of the first thread of the process that caused the event */
 };
-_Static_assert(sizeof(struct event) == 88, "event is the ABI with the agent");
+_Static_assert(sizeof(struct event) == 96, "event is the ABI with the agent");
 _Static_assert(20000 * (sizeof(struct event) + 8) <= 2 << 20, "10,000 listeners must fit the ring");
-_Static_assert(__builtin_offsetof(struct event, address) == 56, "no hidden padding");
+_Static_assert(__builtin_offsetof(struct event, address) == 64, "no hidden padding");
 
 /*
  * One page of memory shared with the agent.

@@ -124,9 +124,25 @@ typedef struct {
 } kuid_t;
 struct kernfs_node {
 	__u64 id;
+	unsigned int hash; /* of the name */
+};
+struct cgroup_root {
+	int hierarchy_id; /* 0: the unified hierarchy */
 };
 struct cgroup {
+	int level;
 	struct kernfs_node *kn;
+	struct cgroup_root *root;
+};
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+};
+enum cgroup_subsys_id {
+	memory_cgrp_id,
+	pids_cgrp_id,
+};
+struct css_set {
+	struct cgroup_subsys_state *subsys[1]; /* CGROUP_SUBSYS_COUNT */
 };
 struct sock_cgroup_data {
 	struct cgroup *cgroup;
@@ -168,6 +184,7 @@ struct pid {
 struct task_struct {
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
+	struct css_set *cgroups;
 	char comm[16];
 };
 

@@ -10,6 +10,7 @@
 struct event *unused_event __attribute__((unused));
 enum event_kind *unused_kind __attribute__((unused));
 enum sleep *unused_sleep __attribute__((unused));
+enum group *unused_group __attribute__((unused));
 
 /* TCP: listen ------------------------------------------------------------- */
 

@@ -48,6 +48,9 @@ const volatile __u32 network_namespace;
 /* The agent's pid namespace; 0 if that is the initial one. */
 const volatile __u32 pid_namespace;
 
+/* Controllers have hierarchies of cgroup v1. */
+const volatile bool cgroup_v1;
+
 static __always_inline volatile struct control *control(void)
 {
 	__u32 zero = 0;
@@ -134,6 +137,69 @@ static __noinline __u32 task_pid(void)
 	return 0;
 }
 
+/* A cgroup of cgroup v1. */
+struct v1_group {
+	__u64 id;
+	__u32 hierarchy; /* 0: none */
+	__u32 hash;	 /* of the name */
+	int level;	 /* 0: a root */
+};
+
+/* Reads the cgroup of a controller, whose number is -1 if the kernel has none. */
+static __always_inline struct v1_group controller_group(struct css_set *set, int controller)
+{
+	struct cgroup_subsys_state *state = NULL;
+	struct cgroup *cgroup;
+	struct v1_group g = {};
+
+	if (controller < 0)
+		return g;
+	bpf_probe_read_kernel(&state, sizeof(state), (void *)set +
+			      bpf_core_field_offset(struct css_set, subsys) + controller * sizeof(state));
+	cgroup = BPF_CORE_READ(state, cgroup);
+	g.hierarchy = BPF_CORE_READ(cgroup, root, hierarchy_id);
+	if (!g.hierarchy)
+		return g;
+	g.level = BPF_CORE_READ(cgroup, level);
+	if (!g.level)
+		return g;
+	g.id = BPF_CORE_READ(cgroup, kn, id);
+	g.hash = BPF_CORE_READ(cgroup, kn, hash);
+	return g;
+}
+
+#define controller_number(name)                                          \
+	(bpf_core_enum_value_exists(enum cgroup_subsys_id, name) ?       \
+		 bpf_core_enum_value(enum cgroup_subsys_id, name) : -1)
+
+/*
+ * Finds the cgroup of the process in the hierarchies of cgroup v1, as /proc/PID/cgroup has it:
+ * that of the first thread. Engines give a container the same path in all hierarchies, so that
+ * two are enough; if they differ by their depth or the name, it is unknown. A root does not
+ * count if the other is none. Returns what event.group has.
+ *
+ * Not static: the verifier checks it once, not on each path to it.
+ */
+__noinline __u64 process_group(void)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct v1_group memory, pids;
+	struct css_set *set;
+
+	if (!cgroup_v1)
+		return 0;
+	set = BPF_CORE_READ(task, group_leader, cgroups);
+	memory = controller_group(set, controller_number(memory_cgrp_id));
+	pids = controller_group(set, controller_number(pids_cgrp_id));
+	if (memory.level && pids.level && (memory.level != pids.level || memory.hash != pids.hash))
+		return 0;
+	if (!memory.level)
+		memory = pids.level || !memory.hierarchy ? pids : memory;
+	if (!memory.hierarchy || memory.id >> GROUP_BITS)
+		return 0;
+	return memory.level ? (__u64)memory.hierarchy << GROUP_BITS | memory.id : 1;
+}
+
 static __always_inline void describe(struct event *e, struct sock *sk, bool trusted)
 {
 	struct task_struct *task;
@@ -141,6 +207,7 @@ static __always_inline void describe(struct event *e, struct sock *sk, bool trus
 	e->cgroup = 0;
 	if (bpf_core_field_exists(sk->sk_cgrp_data.cgroup))
 		e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
+	e->group = cgroup_v1 ? process_group() : 0;
 	e->netns = network_namespace;
 	e->pid = task_pid();
 	e->uid = sock_read(trusted, sk, sk_uid.val);

@@ -15,12 +15,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
@@ -51,39 +53,52 @@ func TestServerProcess(t *testing.T) {
 	_ = l.Close()
 }
 
-// mountOf returns where the unified hierarchy is, or one of cgroup v1; "" if
-// this machine has none.
+// mountOf returns where the unified hierarchy is, or that of the process numbers in cgroup v1;
+// "" if this machine has none.
 func mountOf(t *testing.T, v2 bool) string {
+	t.Helper()
+	if !v2 {
+		return mountOfController(t, "pids")
+	}
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	whole, _, err := cgroup.Mounts(f)
+	if err != nil || len(whole) == 0 {
+		t.Fatalf("cgroup2 is not mounted (%v): mount -t cgroup2 none /sys/fs/cgroup", err)
+	}
+	return whole[0]
+}
+
+// mountOfController returns where the hierarchy of cgroup v1 is that has a controller, or "".
+func mountOfController(t *testing.T, name string) string {
 	t.Helper()
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if v2 {
-		whole, _, err := cgroup.Mounts(f)
-		if err != nil || len(whole) == 0 {
-			t.Fatalf("cgroup2 is not mounted (%v): mount -t cgroup2 none /sys/fs/cgroup", err)
-		}
-		return whole[0]
-	}
 	for s := bufio.NewScanner(f); s.Scan(); {
 		left, right, _ := strings.Cut(s.Text(), " - ")
-		if fields := strings.Fields(left); strings.HasPrefix(right, "cgroup ") && strings.Contains(right, "pids") && fields[3] == "/" {
+		if fields := strings.Fields(left); strings.HasPrefix(right, "cgroup ") && strings.HasSuffix(right, ","+name) && fields[3] == "/" {
 			return fields[4]
 		}
 	}
 	return ""
 }
 
-// makeCgroup makes a cgroup that goes with the test.
+// makeCgroup makes a cgroup that goes with the test, below others that may be there.
 func makeCgroup(t *testing.T, mount string, names ...string) string {
 	t.Helper()
 	dir := mount
 	for _, n := range names {
 		dir = filepath.Join(dir, n)
 		dir := dir // the outer one goes on
-		if err := os.Mkdir(dir, 0o755); err != nil {
+		if err := os.Mkdir(dir, 0o755); errors.Is(err, os.ErrExist) {
+			continue
+		} else if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
@@ -98,13 +113,13 @@ func makeCgroup(t *testing.T, mount string, names ...string) string {
 	return dir
 }
 
-// server is a process that listens in a cgroup.
+// server is a process that listens in cgroups.
 type server struct {
 	pid  int
 	addr string
 }
 
-func startServer(t *testing.T, space *netns.Space, dir string) server {
+func startServer(t *testing.T, space *netns.Space, dirs ...string) server {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -129,8 +144,10 @@ func startServer(t *testing.T, space *netns.Space, dir string) server {
 		_ = cmd.Wait()
 	})
 	pid := strconv.Itoa(cmd.Process.Pid)
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(pid), 0o600); err != nil {
-		t.Fatal(err)
+	for _, dir := range dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(pid), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := io.WriteString(in, "\n"); err != nil {
 		t.Fatal(err)
@@ -233,5 +250,104 @@ func TestProcessAttributedByCgroup(t *testing.T) {
 				waitOwner(t, r, startServer(t, space, mount).addr, comm)
 			})
 		}
+	}
+}
+
+// listening is a handler that waits for the socket of a process.
+type listening struct {
+	method string // of TCP listeners
+	ready  chan struct{}
+	found  chan observer.Socket
+}
+
+func (l *listening) Methods(all []kernel.Method) {
+	for _, m := range all {
+		if m.Capability == observer.TCPListen {
+			l.method = m.Name
+		}
+	}
+}
+
+func (l *listening) Replace([]observer.Socket) { l.ready <- struct{}{} }
+func (l *listening) Stale(error)               {}
+func (l *listening) Apply(all []observer.Event) {
+	for _, e := range all {
+		if !e.Gone && e.Socket.Listening {
+			l.found <- e.Socket
+		}
+	}
+}
+
+// The cgroup of a process in cgroup v1 comes with the event, unless it is in different ones.
+func TestProcessCgroupComesWithEvent(t *testing.T) {
+	var mounts []string
+	for _, controller := range []string{"memory", "pids"} {
+		if m := mountOfController(t, controller); m != "" { // Debian's 6.12 has no cgroup v1 of memory
+			mounts = append(mounts, m)
+		}
+	}
+	if len(mounts) == 0 {
+		return // a machine without cgroup v1
+	}
+	space, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = space.Close() })
+	tree, err := cgroup.Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tree.Close() })
+	o, err := observer.New(observer.Options{Mode: observer.Auto, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &listening{ready: make(chan struct{}, 16), found: make(chan observer.Socket, 64)}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- space.Do(func() error { return o.Run(ctx, h) }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	if <-h.ready; h.method == observer.MethodPoll {
+		return // a kernel without events
+	}
+
+	top := "fairlead-test-" + strconv.Itoa(os.Getpid())
+	type situation struct {
+		name     string
+		dirs     []string
+		want     []string
+		complete bool
+	}
+	inner := []string{"/" + top + "/a/x"}
+	first := makeCgroup(t, mounts[0], top, "a", "x")
+	situations := []situation{{"the roots", nil, nil, true}, {"one hierarchy", []string{first}, inner, true}}
+	if len(mounts) > 1 {
+		second := makeCgroup(t, mounts[1], top, "a", "x")
+		situations = append(situations, []situation{
+			{"another", []string{second}, inner, true},
+			{"the same in two", []string{first, second}, inner, true},
+			{"others by name", []string{first, makeCgroup(t, mounts[1], top, "a", "y")}, nil, false},
+			{"others by depth", []string{first, makeCgroup(t, mounts[1], top, "x")}, nil, false},
+		}...)
+	}
+	for _, c := range situations {
+		t.Run(c.name, func(t *testing.T) {
+			server := startServer(t, space, append(slices.Clone(mounts), c.dirs...)...)
+			for s := range h.found {
+				if s.PID != uint32(server.pid) {
+					continue
+				}
+				if got, complete := tree.Paths(1, s.ProcessCgroup); !slices.Equal(got, c.want) || complete != c.complete {
+					t.Errorf("%+v is of %q, complete %t, want %q, %t", s.ProcessCgroup, got, complete, c.want, c.complete)
+				}
+				return
+			}
+		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -93,31 +94,80 @@ func parsePaths(text string) (paths []string, v1 bool) {
 // Mounts returns where the unified hierarchy is mounted, whole or a part of it,
 // according to a mountinfo file (proc_pid_mountinfo(5)).
 func Mounts(mountinfo io.Reader) (whole, parts []string, err error) {
-	return mountsOf("cgroup2", mountinfo)
+	mounts, err := parseMounts(mountinfo)
+	for _, m := range mounts {
+		switch {
+		case !m.v2:
+		case m.whole():
+			whole = append(whole, m.path)
+		default:
+			parts = append(parts, m.path)
+		}
+	}
+	return whole, parts, err
 }
 
 // MountsV1 returns where the hierarchies of cgroup v1 are mounted whole.
-func MountsV1(mountinfo io.Reader) ([]string, error) {
-	whole, _, err := mountsOf("cgroup", mountinfo)
+func MountsV1(mountinfo io.Reader) (whole []string, err error) {
+	mounts, err := parseMounts(mountinfo)
+	for _, m := range mounts {
+		if !m.v2 && m.whole() {
+			whole = append(whole, m.path)
+		}
+	}
 	return whole, err
 }
 
-func mountsOf(kind string, mountinfo io.Reader) (whole, parts []string, err error) {
+// mountPoint is where a hierarchy of cgroups is mounted.
+type mountPoint struct {
+	path    string
+	root    string   // what of the hierarchy, as the reader's cgroup namespace names it
+	v2      bool     // it is the unified one
+	options []string // of the hierarchy; those of cgroup v1 have the names of the controllers
+}
+
+func parseMounts(mountinfo io.Reader) (mounts []mountPoint, err error) {
 	text, err := io.ReadAll(mountinfo)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read mounts: %w", err)
+		return nil, fmt.Errorf("read mounts: %w", err)
 	}
 	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	for line := range strings.Lines(string(text)) {
 		left, right, ok := strings.Cut(line, " - ")
-		fields := strings.Fields(left)
-		switch {
-		case !ok || len(fields) < 5 || !strings.HasPrefix(right, kind+" "):
-		case fields[3] == "/":
-			whole = append(whole, unescape.Replace(fields[4]))
-		default:
-			parts = append(parts, unescape.Replace(fields[4]))
+		fields, of := strings.Fields(left), strings.Fields(right)
+		if !ok || len(fields) < 5 || len(of) < 3 || of[0] != "cgroup" && of[0] != "cgroup2" {
+			continue
+		}
+		mounts = append(mounts, mountPoint{unescape.Replace(fields[4]), fields[3], of[0] == "cgroup2", strings.Split(of[2], ",")})
+	}
+	return mounts, nil
+}
+
+// whole reports whether all of the hierarchy is mounted that the cgroup namespace has.
+func (m *mountPoint) whole() bool { return m.root == "/" }
+
+// above returns by how many cgroups the mounted one is above the root of the cgroup namespace,
+// and whether it is that or above it.
+func (m *mountPoint) above() (levels int, ok bool) {
+	up := strings.TrimSuffix(m.root, "/")
+	levels = strings.Count(up, "/..")
+	return levels, len(up) == levels*len("/..")
+}
+
+// number returns the number that a hierarchy has in a /proc/PID/cgroup, 0 for the unified
+// one. Those without a controller have none, as users may make cgroups there.
+func (m *mountPoint) number(text string) (number uint32, ok bool) {
+	if m.v2 {
+		return 0, true
+	}
+	for line := range strings.Lines(text) {
+		field, rest, _ := strings.Cut(line, ":")
+		controllers, _, _ := strings.Cut(rest, ":")
+		first, _, _ := strings.Cut(controllers, ",") // a controller is in one hierarchy
+		n, err := strconv.ParseUint(field, 10, 32)
+		if err == nil && n != 0 && first != "" && !strings.HasPrefix(first, "name=") && slices.Contains(m.options, first) {
+			return uint32(n), true
 		}
 	}
-	return whole, parts, nil
+	return 0, false
 }

@@ -3,6 +3,7 @@
 package cgroup
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -74,6 +75,19 @@ nonsense
 	}
 	if !slices.Equal(whole, []string{"/sys/fs/cgroup/unified"}) || !slices.Equal(parts, []string{"/mnt/a part"}) {
 		t.Errorf("got %q and %q", whole, parts)
+	}
+	mounts, err := parseMounts(strings.NewReader(mountinfo + "40 25 0:40 / /cpu rw - cgroup cgroup rw,cpu,cpuacct\n41 25 0:41 / /pids rw - cgroup cgroup rw,xattr,pids\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbers := make(map[string]uint32)
+	for _, m := range mounts {
+		if n, ok := m.number("12:pids:/\n5:cpu,cpuacct:/x\n4:memory:/\n1:name=systemd:/\nx:y\n0::/\n"); ok {
+			numbers[m.path] = n
+		}
+	}
+	if want := map[string]uint32{"/sys/fs/cgroup/unified": 0, "/mnt/a part": 0, "/cpu": 5, "/pids": 12}; !maps.Equal(numbers, want) {
+		t.Errorf("numbers %v, want %v", numbers, want)
 	}
 	if v1, err := MountsV1(strings.NewReader(mountinfo)); err != nil || !slices.Equal(v1, []string{"/sys/fs/cgroup/systemd"}) {
 		t.Errorf("MountsV1 = %q, %v", v1, err)

@@ -3,6 +3,7 @@
 package cgroup
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -23,16 +24,35 @@ const maxNames = 1024
 // the kernel's name_to_handle_at).
 const kernfsHandle = 0xfe
 
+// V1 names the cgroup that a process has in the hierarchies of cgroup v1. The zero value is
+// an unknown one.
+type V1 struct {
+	Hierarchy uint32 // number of one, as in /proc/PID/cgroup; 0 in the root of all
+	ID        uint64 // of the directory in it; 1 in the root of all
+}
+
+// hierarchy is one as it is mounted whole.
+type hierarchy struct {
+	mount string
+	dir   *os.File // of its root
+	top   string   // path below mount of what is the root to this process: not "" in a cgroup namespace
+}
+
 // Tree is the hierarchies as this machine mounts them. It is safe for
 // concurrent use.
 type Tree struct {
-	proc  string
-	mount string   // of the unified hierarchy's root, "" if there is none
-	dir   *os.File // of that
-	v1    bool     // there are other hierarchies, too
+	proc    string
+	v1      bool                 // there are others than the unified one
+	mounted map[uint32]hierarchy // by number, 0 for the unified one
 
 	mu    sync.Mutex
-	names map[uint64][]string // by id: nil or one path
+	names map[V1]name
+}
+
+// name is what was found of a cgroup.
+type name struct {
+	paths []string // one, or none for a root and for one outside of the cgroup namespace
+	known bool
 }
 
 // Open looks for the hierarchies under proc ("/proc" if empty). Where there is no
@@ -41,7 +61,7 @@ func Open(proc string) (*Tree, error) {
 	if proc == "" {
 		proc = "/proc"
 	}
-	t := &Tree{proc: proc, names: make(map[uint64][]string)}
+	t := &Tree{proc: proc, mounted: make(map[uint32]hierarchy), names: make(map[V1]name)}
 	own, err := os.ReadFile(filepath.Join(proc, "self", "cgroup"))
 	if err != nil {
 		return nil, fmt.Errorf("cgroups: %w", err)
@@ -52,78 +72,138 @@ func Open(proc string) (*Tree, error) {
 		return nil, fmt.Errorf("cgroups: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	whole, _, err := Mounts(f)
+	mounts, err := parseMounts(f)
 	if err != nil {
 		return nil, fmt.Errorf("cgroups: %w", err)
 	}
-	for _, m := range whole {
-		if d, err := os.Open(m); err == nil {
-			t.mount, t.dir = strings.TrimSuffix(m, "/"), d
-			break
+	for _, m := range mounts {
+		number, ok := m.number(string(own))
+		if _, again := t.mounted[number]; !ok || again {
+			continue
+		}
+		h := hierarchy{mount: strings.TrimSuffix(m.path, "/")}
+		if h.top, ok = m.top(); !ok {
+			continue
+		}
+		if h.dir, err = os.Open(m.path); err == nil {
+			t.mounted[number] = h
 		}
 	}
 	return t, nil
 }
 
-// Close closes what the tree holds open.
-func (t *Tree) Close() error {
-	if t.dir == nil {
-		return nil
+// top returns where below a mount the root of the cgroup namespace is. That of a namespace
+// that this process is not in the root of is not found.
+func (m *mountPoint) top() (path string, ok bool) {
+	levels, ok := m.above()
+	if !ok || levels == 0 {
+		return "", ok
 	}
-	return t.dir.Close()
+	pid := []byte(strconv.Itoa(os.Getpid()))
+	dirs, _ := filepath.Glob(m.path + strings.Repeat("/*", levels) + "/cgroup.procs")
+	for _, procs := range dirs {
+		text, err := os.ReadFile(procs)
+		if err == nil && slices.ContainsFunc(bytes.Fields(text), func(b []byte) bool { return bytes.Equal(b, pid) }) {
+			return strings.TrimPrefix(filepath.Dir(procs), strings.TrimSuffix(m.path, "/")), true
+		}
+	}
+	return "", false
 }
 
-// Path returns the path of a cgroup2 directory by its id, as /proc/PID/cgroup
-// would name it: none for the root, for one that is gone, and where the kernel
-// refuses (it needs CAP_DAC_READ_SEARCH). The slice is shared.
+// HasV1 reports whether controllers have hierarchies of cgroup v1, by a /proc.
+func HasV1(proc string) bool {
+	own, err := os.ReadFile(filepath.Join(proc, "self", "cgroup"))
+	_, v1 := parsePaths(string(own))
+	return err == nil && v1
+}
+
+// Close closes what the tree holds open.
+func (t *Tree) Close() error {
+	var errs []error
+	for _, h := range t.mounted {
+		errs = append(errs, h.dir.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Paths returns the cgroups of a socket, as /proc/PID/cgroup would name them but without roots:
+// its own in the unified hierarchy, by the id, and that of its process in those of cgroup v1.
+// The slice is shared.
 //
-// The kernel never gives an id twice, so what was once found stays true.
-func (t *Tree) Path(id uint64) []string {
-	if id == 0 || t.dir == nil {
-		return nil
+// complete is false if the process may be in others as well, which /proc tells: an id is
+// unknown, or has no path, because the cgroup is gone, its hierarchy is not mounted, or the
+// kernel refuses to tell (it needs CAP_DAC_READ_SEARCH).
+func (t *Tree) Paths(id uint64, process V1) (paths []string, complete bool) {
+	paths, complete = t.path(V1{ID: id})
+	if !t.v1 {
+		return paths, complete
+	}
+	other, ok := t.path(process)
+	if len(other) > 0 && !slices.Contains(paths, other[0]) {
+		paths = append(slices.Clip(paths), other[0])
+	}
+	return paths, complete && ok
+}
+
+// path returns the path of a cgroup by its id, none for a root, and whether it is known.
+//
+// The kernel never gives an id twice, so what was once found stays true. Only cgroup v1 allows
+// that a cgroup is renamed, which nobody does.
+func (t *Tree) path(id V1) (paths []string, ok bool) {
+	h, mounted := t.mounted[id.Hierarchy]
+	switch {
+	case id.ID == rootID:
+		return nil, true
+	case id.ID == 0 || !mounted:
+		return nil, false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p, ok := t.names[id]; ok {
-		return p
+	if n, ok := t.names[id]; ok {
+		return n.paths, n.known
 	}
-	var paths []string
-	path, err := t.find(id)
-	if err == nil && path != "" {
+	path, known, err := t.find(h, id.ID)
+	if err != nil && !errors.Is(err, unix.ESTALE) {
+		return nil, false // it may succeed another time
+	}
+	if path != "" {
 		paths = []string{path}
-	} else if err != nil && !errors.Is(err, unix.ESTALE) {
-		return nil // it may succeed another time
 	}
 	if len(t.names) >= maxNames {
 		clear(t.names)
 	}
-	t.names[id] = paths
-	return paths
+	t.names[id] = name{paths, known}
+	return paths, known
 }
 
-func (t *Tree) find(id uint64) (string, error) {
+// find returns the path of a cgroup, "" for the root and for one outside of the cgroup
+// namespace, and whether the kernel knows it.
+func (t *Tree) find(h hierarchy, id uint64) (path string, known bool, err error) {
 	b := binary.NativeEndian.AppendUint64(nil, id)
-	fd, err := unix.OpenByHandleAt(int(t.dir.Fd()), unix.NewFileHandle(kernfsHandle, b), unix.O_PATH|unix.O_CLOEXEC)
+	fd, err := unix.OpenByHandleAt(int(h.dir.Fd()), unix.NewFileHandle(kernfsHandle, b), unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
-		return "", fmt.Errorf("cgroup %d: %w", id, err)
+		return "", false, fmt.Errorf("cgroup %d: %w", id, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
 	full, err := os.Readlink(filepath.Join(t.proc, "self", "fd", strconv.Itoa(fd)))
 	if err != nil {
-		return "", fmt.Errorf("cgroup %d: %w", id, err)
+		return "", false, fmt.Errorf("cgroup %d: %w", id, err)
 	}
-	rel, ok := strings.CutPrefix(full, t.mount)
-	if !ok || rel != "" && rel[0] != '/' {
-		return "", nil // not below what is mounted here
+	below, ok := within(strings.TrimSuffix(full, " (deleted)"), h.mount)
+	if !ok {
+		return "", false, nil // not below what is mounted here
 	}
-	return strings.TrimSuffix(rel, " (deleted)"), nil
+	below, _ = within(below, h.top)
+	return below, true, nil
 }
 
-// NeedsProcess reports whether a socket whose own cgroup has these paths may be
-// known better by the cgroups of its process: there is no path, or there are
-// hierarchies beside the unified one, in which a socket has no cgroup.
-func (t *Tree) NeedsProcess(id uint64, paths []string) bool {
-	return t.v1 || len(paths) == 0 && id != rootID
+// within returns a path relative to a directory that it is in, with the slash.
+func within(path, dir string) (rest string, ok bool) {
+	rest, ok = strings.CutPrefix(path, dir)
+	if !ok || rest != "" && rest[0] != '/' {
+		return "", false
+	}
+	return rest, true
 }
 
 // rootID is the id of the root of each kernfs.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
@@ -60,6 +61,9 @@ type Socket struct {
 	PIDSeen int64
 
 	CgroupID uint64 // inode of the socket's cgroup2 directory, 0 if unknown
+
+	// ProcessCgroup is the cgroup of PID in the hierarchies of cgroup v1, at PIDSeen.
+	ProcessCgroup cgroup.V1
 
 	// Observed is CLOCK_MONOTONIC in nanoseconds at the event, 0 from a dump.
 	Observed int64

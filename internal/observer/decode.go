@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
@@ -51,25 +52,32 @@ func (d *decoder) decode(sample []byte, r *record) error {
 		kind:  kind,
 		state: e.State,
 		socket: Socket{
-			Cookie:   e.Cookie,
-			Protocol: protocol,
-			Address:  address,
-			Port:     e.Port,
-			V6Only:   e.V6only != 0 && address == netip.IPv6Unspecified(),
-			Device:   e.Device,
-			NetNS:    e.Netns,
-			CgroupID: e.Cgroup,
-			PID:      e.Pid,
-			Comm:     d.comm(e.Comm),
-			UID:      e.Uid,
-			Inode:    e.Inode,
-			Observed: int64(e.Observed),
+			Cookie:        e.Cookie,
+			Protocol:      protocol,
+			Address:       address,
+			Port:          e.Port,
+			V6Only:        e.V6only != 0 && address == netip.IPv6Unspecified(),
+			Device:        e.Device,
+			NetNS:         e.Netns,
+			CgroupID:      e.Cgroup,
+			ProcessCgroup: processCgroup(e.Group),
+			PID:           e.Pid,
+			Comm:          d.comm(e.Comm),
+			UID:           e.Uid,
+			Inode:         e.Inode,
+			Observed:      int64(e.Observed),
 		},
 	}
 	if e.Pid != 0 {
 		r.socket.PIDSeen = r.socket.Observed
 	}
 	return nil
+}
+
+// processCgroup takes the number of the hierarchy off an id.
+func processCgroup(group uint64) cgroup.V1 {
+	const bits = bpf.SockGroupGROUP_BITS
+	return cgroup.V1{Hierarchy: uint32(group >> bits), ID: group & (1<<bits - 1)}
 }
 
 func (d *decoder) comm(b [16]byte) string {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
@@ -24,7 +25,7 @@ func sample(e bpf.SockEvent) []byte {
 
 func listenEvent() bpf.SockEvent {
 	e := bpf.SockEvent{
-		Observed: 12, Cookie: 34, Cgroup: 56, Netns: 78, Pid: 90, Uid: 12, Inode: 34, Device: 5,
+		Observed: 12, Cookie: 34, Cgroup: 56, Group: 4<<48 | 57, Netns: 78, Pid: 90, Uid: 12, Inode: 34, Device: 5,
 		Port: 8080, Kind: uint8(bpf.SockEventKindEVENT_LISTEN), Protocol: uint8(port.TCP),
 		Family: unix.AF_INET, State: tcpListen, Address: [16]byte{127, 0, 0, 53},
 	}
@@ -35,7 +36,7 @@ func listenEvent() bpf.SockEvent {
 func TestDecode(t *testing.T) {
 	want := Socket{
 		Cookie: 34, Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.53"), Port: 8080,
-		Device: 5, NetNS: 78, CgroupID: 56, PID: 90, PIDSeen: 12, Comm: "nginx", UID: 12, Inode: 34, Observed: 12,
+		Device: 5, NetNS: 78, CgroupID: 56, ProcessCgroup: cgroup.V1{Hierarchy: 4, ID: 57}, PID: 90, PIDSeen: 12, Comm: "nginx", UID: 12, Inode: 34, Observed: 12,
 	}
 	six := func(e *bpf.SockEvent, address string) {
 		e.Family, e.Address = unix.AF_INET6, netip.MustParseAddr(address).As16()

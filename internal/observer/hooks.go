@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 )
@@ -27,11 +28,13 @@ func openHooks(types *kernel.Types, ringBytes int, netns uint32) (*kernel.Object
 		return nil, err
 	}
 	return kernel.Open(types, kernel.Config{
-		Files:     []kernel.File{bpf.LoadSock, bpf.LoadSockKprobes},
-		Constants: map[string]any{bpf.SockVarNetworkNamespace: netns, bpf.SockVarPidNamespace: pidns},
-		Maps:      []string{bpf.SockMapEvents, bpf.SockMapTracked, bpf.SockMapControls, bpf.SockMapLosses},
-		Sizes:     map[string]uint32{bpf.SockMapEvents: uint32(ringBytes)},
-		Optional:  []string{"tcp_inet6_hash"}, // since Linux 6.18 both families use inet_hash
+		Files: []kernel.File{bpf.LoadSock, bpf.LoadSockKprobes},
+		Constants: map[string]any{
+			bpf.SockVarNetworkNamespace: netns, bpf.SockVarPidNamespace: pidns, bpf.SockVarCgroupV1: cgroup.HasV1("/proc"),
+		},
+		Maps:     []string{bpf.SockMapEvents, bpf.SockMapTracked, bpf.SockMapControls, bpf.SockMapLosses},
+		Sizes:    map[string]uint32{bpf.SockMapEvents: uint32(ringBytes)},
+		Optional: []string{"tcp_inet6_hash"}, // since Linux 6.18 both families use inet_hash
 	})
 }
 

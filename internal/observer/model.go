@@ -141,7 +141,7 @@ func (m *model) apply(r *record) (e Event, ok bool, need scope) {
 	case bpf.SockEventKindEVENT_UNLISTEN:
 		// The process that shuts a socket down need not be the one that serves it.
 		if old := m.sockets[cookie]; old != nil {
-			s.PID, s.Comm, s.PIDSeen = old.socket.PID, old.socket.Comm, old.socket.PIDSeen
+			s.takeProcess(&old.socket)
 		}
 	default: // close, connect
 		if r.kind == bpf.SockEventKindEVENT_CLOSE && s.Protocol == port.TCP {
@@ -167,6 +167,11 @@ func (m *model) touch(cookie uint64) {
 	if m.touched != nil {
 		m.touched[cookie] = struct{}{}
 	}
+}
+
+// takeProcess takes over what is known of the process of another socket.
+func (s *Socket) takeProcess(from *Socket) {
+	s.PID, s.Comm, s.PIDSeen, s.ProcessCgroup = from.PID, from.Comm, from.PIDSeen, from.ProcessCgroup
 }
 
 // setDevice takes in that a socket was bound to another interface.
@@ -280,7 +285,7 @@ func (m *model) mergeRow(r *row, out []Event) []Event {
 		}
 		if named {
 			delete(m.noCookie, s.Inode)
-			s.PID, s.Comm, s.PIDSeen = waiting.PID, waiting.Comm, waiting.PIDSeen
+			s.takeProcess(&waiting)
 			s.Observed = waiting.Observed
 			if s.CgroupID == 0 {
 				s.CgroupID = waiting.CgroupID

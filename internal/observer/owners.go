@@ -128,7 +128,7 @@ func (e *engine) setOwners(wanted []Socket, found map[uint64]owner, seen int64) 
 			continue
 		}
 		if en := e.current(&wanted[i]); en != nil {
-			en.socket.PID, en.socket.Comm, en.socket.PIDSeen = o.pid, o.comm, seen
+			en.socket.takeProcess(&Socket{PID: o.pid, Comm: o.comm, PIDSeen: seen})
 			en.socket.Observed, en.socket.Sought, en.partial = 0, false, 0
 			changes = append(changes, Event{Socket: en.socket})
 		}

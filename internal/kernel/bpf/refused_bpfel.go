@@ -25,6 +25,7 @@ const (
 	RefusedProgBind6Attempt    = "bind6_attempt"
 	RefusedProgTcpRefused      = "tcp_refused"
 	RefusedProgUdpRefused      = "udp_refused"
+	RefusedVarCgroupV1         = "cgroup_v1"
 	RefusedVarNetworkNamespace = "network_namespace"
 	RefusedVarPidNamespace     = "pid_namespace"
 )
@@ -92,6 +93,7 @@ type RefusedMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type RefusedVariableSpecs struct {
+	CgroupV1         *ebpf.VariableSpec `ebpf:"cgroup_v1"`
 	NetworkNamespace *ebpf.VariableSpec `ebpf:"network_namespace"`
 	PidNamespace     *ebpf.VariableSpec `ebpf:"pid_namespace"`
 }
@@ -137,6 +139,7 @@ func (m *RefusedMaps) Close() error {
 //
 // It can be passed to LoadRefusedObjects or ebpf.CollectionSpec.LoadAndAssign.
 type RefusedVariables struct {
+	CgroupV1         *ebpf.Variable `ebpf:"cgroup_v1"`
 	NetworkNamespace *ebpf.Variable `ebpf:"network_namespace"`
 	PidNamespace     *ebpf.Variable `ebpf:"pid_namespace"`
 }

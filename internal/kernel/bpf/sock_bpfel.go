@@ -26,6 +26,7 @@ type SockEvent struct {
 	Observed uint64
 	Cookie   uint64
 	Cgroup   uint64
+	Group    uint64
 	Netns    uint32
 	Pid      uint32
 	Uid      uint32
@@ -52,6 +53,12 @@ const (
 	SockEventKindEVENT_CONNECT  SockEventKind = 5
 	SockEventKindEVENT_CHECK    SockEventKind = 6
 	SockEventKindEVENT_DEVICE   SockEventKind = 7
+)
+
+type SockGroup uint32
+
+const (
+	SockGroupGROUP_BITS SockGroup = 48
 )
 
 type SockSleep uint32
@@ -91,9 +98,11 @@ const (
 	SockProgUdpRelease      = "udp_release"
 	SockProgUdpUnhash       = "udp_unhash"
 	SockProgUdpUnpeered     = "udp_unpeered"
+	SockVarCgroupV1         = "cgroup_v1"
 	SockVarNetworkNamespace = "network_namespace"
 	SockVarPidNamespace     = "pid_namespace"
 	SockVarUnusedEvent      = "unused_event"
+	SockVarUnusedGroup      = "unused_group"
 	SockVarUnusedKind       = "unused_kind"
 	SockVarUnusedSleep      = "unused_sleep"
 )
@@ -177,9 +186,11 @@ type SockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockVariableSpecs struct {
+	CgroupV1         *ebpf.VariableSpec `ebpf:"cgroup_v1"`
 	NetworkNamespace *ebpf.VariableSpec `ebpf:"network_namespace"`
 	PidNamespace     *ebpf.VariableSpec `ebpf:"pid_namespace"`
 	UnusedEvent      *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedGroup      *ebpf.VariableSpec `ebpf:"unused_group"`
 	UnusedKind       *ebpf.VariableSpec `ebpf:"unused_kind"`
 	UnusedSleep      *ebpf.VariableSpec `ebpf:"unused_sleep"`
 }
@@ -223,9 +234,11 @@ func (m *SockMaps) Close() error {
 //
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockVariables struct {
+	CgroupV1         *ebpf.Variable `ebpf:"cgroup_v1"`
 	NetworkNamespace *ebpf.Variable `ebpf:"network_namespace"`
 	PidNamespace     *ebpf.Variable `ebpf:"pid_namespace"`
 	UnusedEvent      *ebpf.Variable `ebpf:"unused_event"`
+	UnusedGroup      *ebpf.Variable `ebpf:"unused_group"`
 	UnusedKind       *ebpf.Variable `ebpf:"unused_kind"`
 	UnusedSleep      *ebpf.Variable `ebpf:"unused_sleep"`
 }

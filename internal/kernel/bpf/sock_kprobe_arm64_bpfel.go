@@ -40,6 +40,7 @@ const (
 	SockKprobeProgUdpUnhashKp      = "udp_unhash_kp"
 	SockKprobeProgUdpUnpeeredEnter = "udp_unpeered_enter"
 	SockKprobeProgUdpUnpeeredExit  = "udp_unpeered_exit"
+	SockKprobeVarCgroupV1          = "cgroup_v1"
 	SockKprobeVarNetworkNamespace  = "network_namespace"
 	SockKprobeVarPidNamespace      = "pid_namespace"
 )
@@ -122,6 +123,7 @@ type SockKprobeMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockKprobeVariableSpecs struct {
+	CgroupV1         *ebpf.VariableSpec `ebpf:"cgroup_v1"`
 	NetworkNamespace *ebpf.VariableSpec `ebpf:"network_namespace"`
 	PidNamespace     *ebpf.VariableSpec `ebpf:"pid_namespace"`
 }
@@ -167,6 +169,7 @@ func (m *SockKprobeMaps) Close() error {
 //
 // It can be passed to LoadSockKprobeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockKprobeVariables struct {
+	CgroupV1         *ebpf.Variable `ebpf:"cgroup_v1"`
 	NetworkNamespace *ebpf.Variable `ebpf:"network_namespace"`
 	PidNamespace     *ebpf.Variable `ebpf:"pid_namespace"`
 }

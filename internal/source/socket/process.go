@@ -205,8 +205,9 @@ func (ps *processes) attribute(s *observer.Socket) attribution {
 	a := attribution{hints: port.Hints{Cgroup: s.CgroupID, User: s.UID}}
 	needsCgroups := false
 	if ps.tree != nil {
-		a.hints.Paths = ps.tree.Path(s.CgroupID)
-		needsCgroups = ps.tree.NeedsProcess(s.CgroupID, a.hints.Paths)
+		var complete bool
+		a.hints.Paths, complete = ps.tree.Paths(s.CgroupID, s.ProcessCgroup)
+		needsCgroups = !complete
 	}
 	q := ps.maker(s, needsCgroups)
 	switch {

@@ -237,12 +237,16 @@ func TestProcessCgroupsAreReadOnlyIfNeeded(t *testing.T) {
 	for _, c := range []struct {
 		name, own string
 		cgroup    uint64
+		process   cgroup.V1
 		want      []string
 	}{
-		{"a unified hierarchy alone, and no id", "0::/init.scope\n", 0, []string{"/docker/a"}},
-		{"a unified hierarchy alone, and the root", "0::/init.scope\n", 1, nil},
-		{"an id without a path", "0::/init.scope\n", 77, []string{"/docker/a"}},
-		{"other hierarchies", "7:pids:/\n0::/\n", 1, []string{"/docker/a", "/docker/b"}},
+		{"a unified hierarchy alone, and no id", "0::/init.scope\n", 0, cgroup.V1{}, []string{"/docker/a"}},
+		{"a unified hierarchy alone, and the root", "0::/init.scope\n", 1, cgroup.V1{}, nil},
+		{"an id without a path", "0::/init.scope\n", 77, cgroup.V1{}, []string{"/docker/a"}},
+		{"other hierarchies", "7:pids:/\n0::/\n", 1, cgroup.V1{}, []string{"/docker/a", "/docker/b"}},
+		{"other hierarchies, and the roots of them", "7:pids:/\n0::/\n", 1, cgroup.V1{ID: 1}, nil},
+		{"other hierarchies, and no id", "7:pids:/\n0::/\n", 0, cgroup.V1{ID: 1}, []string{"/docker/a", "/docker/b"}},
+		{"a hierarchy that is not mounted", "7:pids:/\n0::/\n", 1, cgroup.V1{Hierarchy: 7, ID: 77}, []string{"/docker/a", "/docker/b"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t, c.own)
@@ -253,7 +257,7 @@ func TestProcessCgroupsAreReadOnlyIfNeeded(t *testing.T) {
 			m.run(5, "web", "/web", time.Hour, cgroups)
 			h, _ := m.handler(0)
 			s := listener(1, 80, 5, "web", seen(2*time.Hour))
-			s.CgroupID = c.cgroup
+			s.CgroupID, s.ProcessCgroup = c.cgroup, c.process
 			if hints := h.processes.attribute(&s).hints; !slices.Equal(hints.Paths, c.want) || hints.Cgroup != c.cgroup {
 				t.Errorf("hints = %+v, want paths %q", hints, c.want)
 			}
