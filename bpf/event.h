@@ -22,7 +22,7 @@ enum event_kind {
 	EVENT_DEVICE = 7,
 };
 
-/* The kernel counts ids in 32 bits, and above them how often it began anew. */
+/* How many bits of event.group are the id. The kernel uses few of the upper 32 bits of one. */
 enum group {
 	GROUP_BITS = 48,
 };

@@ -268,14 +268,31 @@ func (l *listening) Methods(all []kernel.Method) {
 	}
 }
 
-func (l *listening) Replace([]observer.Socket) { l.ready <- struct{}{} }
-func (l *listening) Stale(error)               {}
+func (l *listening) Replace([]observer.Socket) {
+	select {
+	case l.ready <- struct{}{}:
+	default:
+	}
+}
+
+func (l *listening) Stale(error) {}
 func (l *listening) Apply(all []observer.Event) {
 	for _, e := range all {
 		if !e.Gone && e.Socket.Listening {
 			l.found <- e.Socket
 		}
 	}
+}
+
+// receive returns what arrives.
+func receive[T any](t *testing.T, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(wait.Limit()):
+		t.Fatal("nothing arrived")
+	}
+	return v
 }
 
 // The cgroup of a process in cgroup v1 comes with the event, unless it is in different ones.
@@ -303,7 +320,7 @@ func TestProcessCgroupComesWithEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &listening{ready: make(chan struct{}, 16), found: make(chan observer.Socket, 64)}
+	h := &listening{ready: make(chan struct{}, 1), found: make(chan observer.Socket, 64)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- space.Do(func() error { return o.Run(ctx, h) }) }()
@@ -313,7 +330,7 @@ func TestProcessCgroupComesWithEvent(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if <-h.ready; h.method == observer.MethodPoll {
+	if receive(t, h.ready); h.method == observer.MethodPoll {
 		return // a kernel without events
 	}
 
@@ -339,14 +356,12 @@ func TestProcessCgroupComesWithEvent(t *testing.T) {
 	for _, c := range situations {
 		t.Run(c.name, func(t *testing.T) {
 			server := startServer(t, space, append(slices.Clone(mounts), c.dirs...)...)
-			for s := range h.found {
-				if s.PID != uint32(server.pid) {
-					continue
-				}
-				if got, complete := tree.Paths(1, s.ProcessCgroup); !slices.Equal(got, c.want) || complete != c.complete {
-					t.Errorf("%+v is of %q, complete %t, want %q, %t", s.ProcessCgroup, got, complete, c.want, c.complete)
-				}
-				return
+			s := receive(t, h.found)
+			for s.PID != uint32(server.pid) {
+				s = receive(t, h.found)
+			}
+			if got, complete := tree.Paths(1, s.ProcessCgroup); !slices.Equal(got, c.want) || complete != c.complete {
+				t.Errorf("%+v is of %q, complete %t, want %q, %t", s.ProcessCgroup, got, complete, c.want, c.complete)
 			}
 		})
 	}
