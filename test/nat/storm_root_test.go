@@ -7,6 +7,7 @@ package nat
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -291,6 +292,9 @@ func TestStorm(t *testing.T) {
 
 // launch starts a source and waits for nothing.
 func (w *world) launch(method string) running {
-	src, f, stop := w.start(nat.Options{Methods: []string{method}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second})
+	warnings := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	src, f, stop := w.start(nat.Options{
+		Log: warnings, Methods: []string{method}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second,
+	})
 	return running{method, src, f, stop}
 }

@@ -184,8 +184,8 @@ func orderOfRandomBatches(t *testing.T, method string, n int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if differ := x.m.Load(snap); differ != 0 {
-			t.Fatalf("seed %d, after %d batches: %d rules differ after%s", seed, taken, differ, b.text)
+		if differ := x.m.Load(snap); differ.Count != 0 {
+			t.Fatalf("seed %d, after %d batches: %d rules differ after%s: %q", seed, taken, differ.Count, b.text, differ.First)
 		}
 	}
 	t.Logf("%d batches, %d readings of a chain, 0 differences", taken, sys.reads)

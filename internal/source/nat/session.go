@@ -323,8 +323,20 @@ func (x *session) settled() bool { return !x.half && len(x.m.Unordered()) == 0 }
 func (x *session) done(part int) {
 	x.have[part], x.broken[part] = true, nil
 	if x.settled() { // else it is stated with the rest
-		x.state(x.c.Commit())
+		x.commit()
 	}
+}
+
+// commit works out and states what has changed in the model.
+func (x *session) commit() {
+	ch := x.c.Commit()
+	if x.c.Incomplete() {
+		// A set that no packet met until now: read it before anything is stated.
+		x.known, x.have[partNFT] = false, false
+		x.plan(dump)
+		return
+	}
+	x.state(ch)
 }
 
 // state states a change of the model, or the whole set if that was not known.

@@ -24,30 +24,31 @@ import (
 
 // fakeSystem is a kernel whose ruleset the test sets.
 type fakeSystem struct {
-	mu       sync.Mutex
-	snap     *ruleset.Snapshot
-	dumpErr  error
-	dumps    int
-	v4       bool
-	blob     []byte
-	reads    int
-	readTime time.Duration
-	dumpTime time.Duration
-	events   chan batch
-	hosts    schedule.Signal
-	hooks    bool            // the hooks can be attached to
-	broken   map[string]bool // methods that do not work
-	watched  []string        // methods that were tried
-	resolves int
-	resolve  error         // of completing messages
-	applying time.Duration // what it takes to apply commits
-	orders   int           // readings of one chain
-	ordering time.Duration // what such a reading takes
-	overtake bool          // a commit overtakes it
-	attach   time.Duration // what it takes to attach hooks
-	sparse   bool          // commits to other tables are not reported
-	reported uint32        // generation of the last commit that was
-	ended    uint32        // generation of the last commit that is over
+	mu        sync.Mutex
+	snap      *ruleset.Snapshot
+	dumpErr   error
+	dumps     int
+	v4        bool
+	blob      []byte
+	reads     int
+	readTime  time.Duration
+	dumpTime  time.Duration
+	events    chan batch
+	hosts     schedule.Signal
+	addresses []string        // beside 192.0.2.2
+	hooks     bool            // the hooks can be attached to
+	broken    map[string]bool // methods that do not work
+	watched   []string        // methods that were tried
+	resolves  int
+	resolve   error         // of completing messages
+	applying  time.Duration // what it takes to apply commits
+	orders    int           // readings of one chain
+	ordering  time.Duration // what such a reading takes
+	overtake  bool          // a commit overtakes it
+	attach    time.Duration // what it takes to attach hooks
+	sparse    bool          // commits to other tables are not reported
+	reported  uint32        // generation of the last commit that was
+	ended     uint32        // generation of the last commit that is over
 }
 
 func newFake(s *ruleset.Snapshot) *fakeSystem {
@@ -171,11 +172,24 @@ func (f *fakeSystem) readCount() int {
 }
 
 func (f *fakeSystem) Network() (netwatch.Snapshot, error) {
-	return netwatch.Snapshot{
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := netwatch.Snapshot{
 		Links:    []netwatch.Link{{Index: 2, Name: "eth0"}},
 		Defaults: []netwatch.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: 2}},
-		Local:    []netwatch.Route{{Dst: netip.MustParsePrefix("192.0.2.2/32"), Link: 2}},
-	}, nil
+	}
+	for _, a := range append([]string{"192.0.2.2/32"}, f.addresses...) {
+		n.Local = append(n.Local, netwatch.Route{Dst: netip.MustParsePrefix(a), Link: 2})
+	}
+	return n, nil
+}
+
+// give gives the machine another address.
+func (f *fakeSystem) give(address string) {
+	f.mu.Lock()
+	f.addresses = append(f.addresses, address)
+	f.mu.Unlock()
+	f.hosts.Notify()
 }
 
 // recorder keeps what a source publishes.
@@ -494,4 +508,41 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%+v was accepted", o)
 		}
 	}
+}
+
+// A set that packets meet only since the machine has another address is read before
+// anything is stated.
+func TestNewAddressLeadsToSetThatWasNotRead(t *testing.T) {
+	ruled := func(read bool) *ruleset.Snapshot {
+		ports := &ruleset.Set{Name: "ports", KeyLen: 2, Blank: !read, Elements: make(map[string]ruleset.Element)}
+		if e := (ruleset.Element{Key: natrules.Port(443)}); read {
+			ports.Elements[e.ID()] = e
+		}
+		s := oneTable(80)
+		tb := s.Tables[0]
+		tb.Sets = []*ruleset.Set{ports}
+		tb.Chains = append(tb.Chains, &ruleset.Chain{Name: "late", Rules: []ruleset.Rule{{Handle: 1, Raw: natrules.Join(
+			natrules.TCP(), natrules.Payload(2, 2, 2, 1), natrules.Lookup("ports", 1, -1), natrules.DNAT("10.0.0.1", 80))}}})
+		return s
+	}
+	jump := ruleset.Rule{Handle: 2, Raw: natrules.Join(natrules.Daddr("192.0.2.3"), natrules.Verdict(ruleset.VerdictJump, "late"))}
+	f := newFake(ruled(false))
+	run(t, Options{}, f, func(_ *Source, r *recorder) {
+		expectPorts(t, r, 80)
+		now := ruled(true)
+		now.Tables[0].Chains[0].Rules = append(now.Tables[0].Chains[0].Rules, jump)
+		f.set(now, 2, nil)
+		f.events <- commitOf(2, &ruleset.Message{
+			Type: ruleset.MsgNewRule, Append: true, Table: natrules.Table, Chain: "pre", Handle: jump.Handle, Raw: jump.Raw})
+		expectPorts(t, r, 80)
+		if f.dumps != 1 {
+			t.Errorf("%d dumps before the address is there, want 1", f.dumps)
+		}
+		f.give("192.0.2.3/32")
+		time.Sleep(time.Second)
+		expectPorts(t, r, 80, 443)
+		if f.dumps != 2 {
+			t.Errorf("%d dumps, want 2", f.dumps)
+		}
+	})
 }

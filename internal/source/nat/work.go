@@ -189,14 +189,7 @@ func (x *session) settle(began time.Time) {
 	}
 	x.due.Cancel(readOrder)
 	x.reads = 0
-	ch := x.c.Commit()
-	if x.c.Incomplete() {
-		// A set that no packet met until now: read it before anything is stated.
-		x.known, x.have[partNFT] = false, false
-		x.plan(dump)
-		return
-	}
-	x.state(ch)
+	x.commit()
 }
 
 // readOrder reads the chains whose order is open. If a reading lacks rules, a commit
@@ -279,8 +272,8 @@ func (x *session) readDump(ctx context.Context) {
 	}
 }
 
-// takeOver makes the model equal to a dump and returns how many objects differed.
-func (x *session) takeOver(snap *ruleset.Snapshot) int {
+// takeOver makes the model equal to a dump and returns what differed.
+func (x *session) takeOver(snap *ruleset.Snapshot) compile.Differences {
 	x.half, x.reads = false, 0
 	x.due.Cancel(readOrder)
 	return x.m.Load(snap)
@@ -324,9 +317,9 @@ func (x *session) auditDump(ctx context.Context) {
 		x.plan(dump)
 		return
 	}
-	if n := x.takeOver(snap); n > 0 {
-		x.s.log.Warn("the model differed from the kernel's ruleset and was corrected", "objects", n)
-		x.count(func(st *Status) { st.Drift += uint64(n) })
+	if d := x.takeOver(snap); d.Count > 0 {
+		x.s.log.Warn("the model differed from the kernel's ruleset and was corrected", "objects", d.Count, "first", d.First)
+		x.count(func(st *Status) { st.Drift += uint64(d.Count) })
 	}
 	x.done(partNFT)
 	if opt := x.s.opt; opt.paced {

@@ -72,8 +72,8 @@ func (m *Mirror) Skip(since, gen uint32) {
 	}
 }
 
-// Load makes the model equal to a dump and returns how many objects differed.
-func (m *Mirror) Load(s *ruleset.Snapshot) int {
+// Load makes the model equal to a dump and returns what differed.
+func (m *Mirror) Load(s *ruleset.Snapshot) Differences {
 	m.gen = s.Generation
 	m.others = make(map[ruleset.TableID]struct{}, len(s.Others))
 	for _, id := range s.Others {

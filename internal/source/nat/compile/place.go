@@ -150,7 +150,7 @@ func (m *Mirror) Order(id ruleset.ChainID, read []ruleset.Rule, guess bool) bool
 	for i, w := range want {
 		rules[i] = w.rule
 	}
-	m.c.syncRules(ch, rules)
+	m.c.syncRules(ch, rules, &Differences{})
 	for i, r := range ch.rules {
 		r.guess = !want[i].known
 	}

@@ -3,17 +3,50 @@
 package compile
 
 import (
+	"encoding/hex"
 	"slices"
+	"strconv"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
+// Differences are the objects that a model and a dump did not have alike.
+type Differences struct {
+	Count int
+	First []string // the first of them in words, at most maxFirst
+}
+
+// maxFirst bounds Differences.First.
+const maxFirst = 8
+
+// add counts a difference of an object, which is a table, or a part of one.
+// how says what the dump has.
+func (d *Differences) add(how string, t ruleset.TableID, part ...string) {
+	if d.Count++; d.Count > maxFirst {
+		return
+	}
+	s := "table " + t.String()
+	for i := 0; i+1 < len(part); i += 2 {
+		s = part[i] + " " + part[i+1] + " of " + s
+	}
+	d.First = append(d.First, s+": "+how)
+}
+
+// rule is add for a rule.
+func (d *Differences) rule(how string, ch *chain, handle uint64) {
+	if d.Count >= maxFirst {
+		d.Count++
+		return
+	}
+	d.add(how, ch.table.id, "chain", ch.name, "rule", strconv.FormatUint(handle, 10))
+}
+
 // Sync makes the tables that scope accepts equal to snap, changing only what differs.
-// It returns how many objects differed.
-func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool) int {
+// It returns what differed.
+func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool) Differences {
 	c.tidy()
 	c.seen++
-	n := 0
+	var d Differences
 	want := make(map[ruleset.TableID]*ruleset.Table)
 	for _, t := range snap.Tables {
 		want[t.ID] = t
@@ -21,21 +54,21 @@ func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool
 	for id := range c.tables {
 		if scope(id) && want[id] == nil {
 			c.dropTable(id)
-			n++
+			d.add("gone", id)
 		}
 	}
 	for _, ts := range snap.Tables {
 		if old := c.tables[ts.ID]; old != nil && old.handle != 0 && ts.Handle != 0 && old.handle != ts.Handle {
 			c.dropTable(ts.ID) // another of that name, whose chains run in another order
-			n++
+			d.add("another one", ts.ID)
 		}
 		t := c.table(ts.ID)
 		if t.dormant != ts.Dormant {
-			n++
+			d.add("other flags", ts.ID)
 		}
 		t.handle, t.owned = ts.Handle, ts.Owned
 		c.setDormant(t, ts.Dormant)
-		n += c.syncSets(t, ts)
+		c.syncSets(t, ts, &d)
 		renamed := make(map[uint64]uint64) // when chains were registered, by handle
 		chains := make(map[string]*ruleset.Chain)
 		for _, cs := range ts.Chains {
@@ -45,25 +78,27 @@ func (c *Compiler) Sync(snap *ruleset.Snapshot, scope func(ruleset.TableID) bool
 			if cs := chains[name]; cs == nil || cs.Handle != ch.handle {
 				renamed[ch.handle] = ch.registered
 				c.dropChain(ch)
-				n++
+				d.add("gone", ts.ID, "chain", name)
 			}
 		}
 		for _, cs := range ts.Chains {
-			if old := t.chains[cs.Name]; old == nil || !sameHook(old.hook, cs.Hook) {
-				n++
+			switch old := t.chains[cs.Name]; {
+			case old == nil:
+				d.add("new", ts.ID, "chain", cs.Name)
+			case !sameHook(old.hook, cs.Hook):
+				d.add("another hook", ts.ID, "chain", cs.Name)
 			}
 			ch := c.putChain(t, cs.Name, cs.Handle, cs.Hook)
 			if at, ok := renamed[cs.Handle]; ok && cs.Handle != 0 {
 				ch.registered = at
 			}
-			n += c.syncRules(ch, cs.Rules)
+			c.syncRules(ch, cs.Rules, &d)
 		}
 	}
-	return n
+	return d
 }
 
-func (c *Compiler) syncSets(t *table, ts *ruleset.Table) int {
-	n := 0
+func (c *Compiler) syncSets(t *table, ts *ruleset.Table, d *Differences) {
 	want := make(map[string]*ruleset.Set)
 	for _, s := range ts.Sets {
 		want[s.Name] = s
@@ -72,7 +107,7 @@ func (c *Compiler) syncSets(t *table, ts *ruleset.Table) int {
 	for name, have := range t.sets {
 		if want[name] == nil {
 			if len(have.users) > 0 {
-				n++
+				d.add("gone", t.id, "set", name)
 			}
 			c.dropSet(t, name)
 		}
@@ -93,24 +128,21 @@ func (c *Compiler) syncSets(t *table, ts *ruleset.Table) int {
 				c.touch(r)
 			}
 		}
-		differ := 0
-		for id := range have.Elements {
+		for id, old := range have.Elements {
 			if _, ok := elems[id]; !ok {
 				c.dropElem(have, id)
-				differ++
+				if known {
+					d.add("gone", t.id, "set", s.Name, "element", hex.EncodeToString(old.Key))
+				}
 			}
 		}
 		for id, e := range elems {
-			if old, ok := have.Elements[id]; !ok || !old.Equal(e) {
-				differ++
+			if old, ok := have.Elements[id]; known && (!ok || !old.Equal(e)) {
+				d.add("new", t.id, "set", s.Name, "element", hex.EncodeToString(e.Key))
 			}
 			c.putElem(have, e)
 		}
-		if known {
-			n += differ
-		}
 	}
-	return n
 }
 
 func sameRule(r *rule, s ruleset.Rule) bool {
@@ -119,7 +151,7 @@ func sameRule(r *rule, s ruleset.Rule) bool {
 
 // syncRules keeps the longest equal beginning and end, and every rule between
 // them whose handle and bytes stay in the same order.
-func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule) int {
+func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule, d *Differences) {
 	head := 0
 	for head < len(ch.rules) && head < len(want) && sameRule(ch.rules[head], want[head]) {
 		head++
@@ -132,7 +164,7 @@ func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule) int {
 	oldMid := slices.Clone(ch.rules[head : len(ch.rules)-tail])
 	newMid := want[head : len(want)-tail]
 	if len(oldMid) == 0 && len(newMid) == 0 {
-		return 0
+		return
 	}
 	// Pair equal rules greedily in order.
 	type ident struct {
@@ -144,7 +176,6 @@ func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule) int {
 		k := ident{r.handle, string(r.raw)}
 		at[k] = append(at[k], i)
 	}
-	n := 0
 	last := -1
 	mid := make([]*rule, 0, len(newMid))
 	kept := make([]bool, len(oldMid))
@@ -164,7 +195,7 @@ func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule) int {
 			mid = append(mid, oldMid[found])
 			continue
 		}
-		n++
+		d.rule("new, or at another place", ch, s.Handle)
 		mid = append(mid, c.newRule(ch, s.Handle, s.Raw))
 	}
 	for i, r := range oldMid {
@@ -173,7 +204,7 @@ func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule) int {
 			if ch.index[r.handle] == r {
 				delete(ch.index, r.handle)
 			}
-			n++
+			d.rule("gone, or at another place", ch, r.handle)
 		}
 	}
 	ch.rules = slices.Concat(ch.rules[:head:head], mid, ch.rules[len(ch.rules)-tail:])
@@ -185,5 +216,4 @@ func (c *Compiler) syncRules(ch *chain, want []ruleset.Rule) int {
 		}
 	}
 	ch.shrink()
-	return n
 }
