@@ -292,9 +292,9 @@ func TestStorm(t *testing.T) {
 
 // launch starts a source and waits for nothing.
 func (w *world) launch(method string) running {
-	warnings := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("method", method)
 	src, f, stop := w.start(nat.Options{
-		Log: warnings, Methods: []string{method}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second,
+		Log: log, Methods: []string{method}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second,
 	})
 	return running{method, src, f, stop}
 }

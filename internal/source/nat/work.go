@@ -211,6 +211,8 @@ func (x *session) readOrder() error {
 		if x.m.Order(id, rules, false) || x.reads < orderAttempts || waits {
 			continue
 		}
+		x.s.log.Debug("guessed the places of rules that are not there any more",
+			"table", id.Table.String(), "chain", id.Name, "overtaken", moved)
 		x.m.Order(id, rules, true)
 		if moved { // so that the kernel may still have rules that the reading lacks
 			x.due.Advance(audit, time.Now().Add(guessDelay))
@@ -318,7 +320,8 @@ func (x *session) auditDump(ctx context.Context) {
 		return
 	}
 	if d := x.takeOver(snap); d.Count > 0 {
-		x.s.log.Warn("the model differed from the kernel's ruleset and was corrected", "objects", d.Count, "first", d.First)
+		x.s.log.Warn("the model differed from the kernel's ruleset and was corrected",
+			"generation", snap.Generation, "objects", d.Count, "first", d.First)
 		x.count(func(st *Status) { st.Drift += uint64(d.Count) })
 	}
 	x.done(partNFT)
