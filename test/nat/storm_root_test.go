@@ -292,7 +292,7 @@ func TestStorm(t *testing.T) {
 
 // launch starts a source and waits for nothing.
 func (w *world) launch(method string) running {
-	log := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("method", method)
+	log := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("source", method)
 	src, f, stop := w.start(nat.Options{
 		Log: log, Methods: []string{method}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second,
 	})
