@@ -138,7 +138,7 @@ func (c *Compiler) syncSets(t *table, ts *ruleset.Table, d *Differences) {
 		}
 		for id, e := range elems {
 			if old, ok := have.Elements[id]; known && (!ok || !old.Equal(e)) {
-				d.add("new", t.id, "set", s.Name, "element", hex.EncodeToString(e.Key))
+				d.add("new or changed", t.id, "set", s.Name, "element", hex.EncodeToString(e.Key))
 			}
 			c.putElem(have, e)
 		}

@@ -42,7 +42,7 @@ func TestDifferencesAreNamed(t *testing.T) {
 	want := Differences{Count: 6, First: []string{
 		"chain late of table ip a: new",
 		"element 0051 of set ports of table ip a: gone",
-		"element 0052 of set ports of table ip a: new",
+		"element 0052 of set ports of table ip a: new or changed",
 		"rule 3 of chain pre of table ip a: gone, or at another place",
 		"rule 3 of chain pre of table ip a: new, or at another place",
 		"table ip b: gone",
