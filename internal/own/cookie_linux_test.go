@@ -63,8 +63,8 @@ func TestCookieLifetime(t *testing.T) {
 	if err := own.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s.Has(cookie) {
-		t.Error("Listen: cookie in the set after close")
+	if !s.Has(cookie) {
+		t.Error("Listen: not ours after close, when its events may still be read")
 	}
 
 	pc, err := s.ListenPacket(t.Context(), "udp", "127.0.0.1:0")
@@ -78,8 +78,50 @@ func TestCookieLifetime(t *testing.T) {
 	if err := pc.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s.Has(cookie) {
-		t.Error("ListenPacket: cookie in the set after close")
+	if !s.Has(cookie) {
+		t.Error("ListenPacket: not ours after close, when its events may still be read")
+	}
+}
+
+// Sockets that could not be bound, and closed ones, are ours until their events are read.
+// What is kept of them is bounded.
+func TestClosedSocketsAreOurs(t *testing.T) {
+	var s Sockets
+	ln, err := s.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	pc, err := s.ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pc.Close()
+	for what, listen := range map[string]func() error{
+		"Listen":          func() error { _, err := s.Listen(t.Context(), "tcp4", ln.Addr().String()); return err },
+		"ListenExclusive": func() error { _, err := s.ListenExclusive(t.Context(), "tcp4", ln.Addr().String()); return err },
+		"ListenPacket":    func() error { _, err := s.ListenPacket(t.Context(), "udp4", pc.LocalAddr().String()); return err },
+	} {
+		before := len(s.cookies)
+		if err := listen(); err == nil {
+			t.Fatalf("%s: two sockets at one address", what)
+		}
+		if len(s.cookies) != before+1 {
+			t.Errorf("%s: the socket that was refused is not ours", what)
+		}
+	}
+	for c := range uint64(2 * maxClosed) {
+		s.add(1<<40 + c)
+		s.forget([]uint64{1<<40 + c}, nil)
+		if !s.Has(1<<40 + c) {
+			t.Fatal("not ours when it is closed")
+		}
+	}
+	if n := len(s.cookies); n != maxClosed+2 {
+		t.Errorf("%d cookies, want those of 2 open sockets and of %d closed ones", n, maxClosed)
+	}
+	if !s.Has(rawCookie(t, ln)) || !s.Has(rawCookie(t, pc)) {
+		t.Error("an open socket is not ours")
 	}
 }
 

@@ -24,8 +24,13 @@ import (
 type Sockets struct {
 	mu      sync.RWMutex
 	cookies map[uint64]struct{}
+	closed  []uint64         // those of cookies whose sockets are closed: a ring
+	oldest  int              // in closed, once that is full
 	addrs   map[endpoint]int // how many of our sockets hold it
 }
+
+// maxClosed bounds the cookies of closed sockets that are kept.
+const maxClosed = 4096
 
 type endpoint struct {
 	protocol port.Protocol
@@ -33,7 +38,8 @@ type endpoint struct {
 }
 
 // Has reports whether cookie (SO_COOKIE, sock_diag's idiag_cookie) is of a socket
-// of ours that is open. Where the kernel has no cookies it is always false.
+// of ours. One that is closed, or could not be bound, is still ours: its events are read
+// later. The kernel never uses a cookie again. Where it has no cookies Has is always false.
 func (s *Sockets) Has(cookie uint64) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -59,7 +65,8 @@ func (s *Sockets) Serves(protocol port.Protocol, addr netip.AddrPort) bool {
 
 // ListenConfig returns a configuration whose sockets are in the set before they
 // are bound. They are never removed, so it is for sockets that live
-// as long as the process; Listen and ListenPacket clean up after themselves.
+// as long as the process; those of Listen and ListenPacket are removed some time after
+// they are closed.
 //
 // MPTCP is off: an MPTCP socket listens through a subflow that has another
 // cookie (mptcp_listen in net/mptcp/protocol.c).
@@ -94,8 +101,7 @@ func (s *Sockets) listenConfig(seen *[]uint64, setUp func(syscall.RawConn) error
 }
 
 // Listen is net.Listen ("tcp", "tcp4", "tcp6", "unix") with a socket of ours.
-// Closing the listener removes it from the set. Connections that it accepts are
-// the net package's own types.
+// Connections that it accepts are the net package's own types.
 func (s *Sockets) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	ln, err := s.listen(ctx, network, address, nil)
 	if err != nil {
@@ -124,7 +130,7 @@ func (s *Sockets) listen(ctx context.Context, network, address string, setUp fun
 }
 
 // ListenPacket is net.ListenPacket ("udp", "udp4", "udp6") with a socket of ours.
-// The caller owns the connection; closing it removes it from the set.
+// The caller owns the connection.
 func (s *Sockets) ListenPacket(ctx context.Context, network, address string) (*UDPConn, error) {
 	var cookies []uint64
 	lc := s.listenConfig(&cookies, nil)
@@ -169,11 +175,18 @@ func (s *Sockets) hold(eps []endpoint) {
 	}
 }
 
+// forget notes that sockets are closed.
 func (s *Sockets) forget(cookies []uint64, eps []endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range cookies {
-		delete(s.cookies, c)
+		if len(s.closed) < maxClosed {
+			s.closed = append(s.closed, c)
+			continue
+		}
+		delete(s.cookies, s.closed[s.oldest])
+		s.closed[s.oldest] = c
+		s.oldest = (s.oldest + 1) % maxClosed
 	}
 	for _, ep := range eps {
 		if s.addrs[ep]--; s.addrs[ep] <= 0 {
@@ -206,8 +219,7 @@ func endpoints(protocol port.Protocol, network string, addr net.Addr) []endpoint
 	return eps
 }
 
-// listener forgets its cookie once it is closed: not before, since until then an
-// observer may still see the socket.
+// listener is a listener of ours.
 type listener struct {
 	net.Listener
 	release func()
@@ -243,7 +255,7 @@ type UDPConn struct {
 	release func()
 }
 
-// Close closes the socket and removes it from the set.
+// Close closes the socket.
 func (c *UDPConn) Close() error {
 	err := c.UDPConn.Close()
 	c.release()

@@ -153,6 +153,43 @@ func TestPlaceholderForUDP(t *testing.T) {
 	}
 }
 
+// Where connections of an earlier server are left, the agent is refused a port before it
+// gets it. It does not take that for another program, which it would release the port for.
+func TestLeftConnectionsDoNotReleasePort(t *testing.T) {
+	r, pod := listenerRig(t)
+	go answer(pod.listen(t, "tcp4", "0.0.0.0:80"), "pod")
+	for p := 8081; p < 8099; p++ {
+		at := fmt.Sprintf("127.0.0.1:%d", p)
+		l := r.guest.listen(t, "tcp4", at)
+		client, err := r.guest.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = server.Close() // first, so that its end stays in TIME_WAIT
+		_, _ = io.ReadAll(client)
+		_ = client.Close()
+		_ = l.Close()
+	}
+	r.guest.sh(t, `nft -f - <<'END'
+table ip fl { chain pre { type nat hook prerouting priority -100; tcp dport 8081-8099 dnat to 10.88.0.2:80; }; }
+END`)
+	for p := 8081; p <= 8099; p++ {
+		r.wantState(fmt.Sprintf("tcp 0.0.0.0:%d", p), "active")
+	}
+	// Refusals are reported in their order.
+	if l, err := r.guest.Listen("tcp4", "127.0.0.1:8099"); err == nil {
+		_ = l.Close()
+	}
+	r.agent.Prints("released a port for a program that wants it", "127.0.0.1:8099")
+	if n := strings.Count(r.agent.Output(), "released a port"); n != 1 {
+		t.Errorf("%d ports were released, want that of this test alone:\n%s", n, r.agent.Output())
+	}
+}
+
 // A placeholder never takes a port from a real server, and yields it as soon as the
 // agent sees that one wants it. The incumbent shares the port with it instead.
 func TestServerTakesPlaceholderPort(t *testing.T) {
