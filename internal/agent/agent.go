@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -93,7 +94,7 @@ type Agent struct {
 	inventory  *inventoried // nil unless it is written
 	rules      atomic.Pointer[rules.Set]
 	forwards   *forwards.Store
-	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only the rules and expose are in effect
+	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only reloaded is in effect
 	metrics    *metrics.Agent
 	server     *status.Server
 	served     schedule.Signal // the metrics or the page were read, or the self-test ended
@@ -529,12 +530,35 @@ func (a *Agent) recallAges(ctx context.Context, g *errgroup.Group) {
 	})
 }
 
+// reloaded are the settings that can change while running, besides the rules and who may ask
+// for what.
+var reloaded = []string{"expose", "labels", "rulesFile"}
+
 // settings are those in effect.
 func (a *Agent) settings() []config.Setting {
-	return config.Reloaded(a.cfg.Settings(), a.accepted.Load().Settings(), "expose", "labels")
+	return config.Reloaded(a.cfg.Settings(), a.accepted.Load().Settings(), reloaded...)
 }
 
-// reload applies the settings that can change while running: the rules and expose.
+// waiting are the keys of the last configuration that need a restart.
+func (a *Agent) waiting() []string {
+	next := a.accepted.Load()
+	if next == nil { // it does not run
+		return nil
+	}
+	list := config.Waiting(a.cfg.Settings(), next.Settings(), reloaded...)
+	if a.publish == nil && len(next.Publish.Allow) > 0 {
+		list = append(list, "publish.allow")
+	}
+	if len(a.cfg.Run.Allow.Kept(next.Run.Allow)) < len(next.Run.Allow) {
+		list = append(list, "run.allow")
+	}
+	if a.runner == nil && len(next.Run.Host) > 0 {
+		list = append(list, "run.host")
+	}
+	return list
+}
+
+// reload applies what can change while running.
 func (a *Agent) reload(cfg config.Agent, err error) {
 	a.reloadPolicy() // which is not read with the rest
 	if err != nil {
@@ -543,8 +567,17 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 		return
 	}
 	a.forwards.Reload(cfg.Rules)
+	if a.publish != nil {
+		a.publish.SetPolicy(cfg.Publish.Allow)
+	}
+	if a.runner != nil { // its helper has the programs of the start
+		a.runner.SetPolicy(a.cfg.Run.Allow.Kept(cfg.Run.Allow), cfg.Run.Host)
+	}
 	a.accepted.Store(&cfg)
 	a.log.Info("rules reloaded", "rules", cfg.Rules.Len())
+	if keys := a.waiting(); len(keys) > 0 {
+		a.log.Warn("settings changed that need a restart", "keys", strings.Join(keys, ","))
+	}
 }
 
 // applyRules has the rules decide from now on. They decide of nothing that is asked for by name

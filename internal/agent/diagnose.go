@@ -131,6 +131,7 @@ func (a *Agent) container(path string) (port.Owner, bool) {
 func (a *Agent) Examine() doctor.Agent {
 	d := gather.Examine(a.diagnosed())
 	d.Observer, d.ConfigFile, d.TokenFile = a.cfg.Observer, a.cfg.File(), a.cfg.TokenFile()
+	d.Waiting = a.waiting()
 	for _, h := range a.hooked() {
 		d.Hooks = append(d.Hooks, gather.Hooks(h.Hooks())...)
 	}

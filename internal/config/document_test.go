@@ -38,9 +38,9 @@ docker:
 ` + "```" + `
 
 A list may be one value. In flags and variables commas separate its values. Rules,
-` + "`expose`, `labels` and `bind`" + ` change while fairlead runs: it reloads them when a file changes, and on
-SIGHUP. Other settings need a restart. A file with a mistake is refused, and the previous
-configuration remains.
+` + "`expose`, `labels`, `bind` and the agent's `publish.allow`, `run.allow` and `run.host`" + ` change while fairlead runs: it
+reloads them when a file changes, and on SIGHUP. Other settings need a restart; a warning in the log, and the agent's
+` + "`doctor`" + `, name those that differ. A file with a mistake is refused, and the previous configuration remains.
 
 ` + "`fairlead config check [FILE]`" + ` lists all mistakes of the file.
 [config.schema.json](config.schema.json) is its JSON Schema, for editors.

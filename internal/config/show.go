@@ -33,6 +33,16 @@ func Reloaded(current, next []Setting, keys ...string) []Setting {
 	return list
 }
 
+// Waiting returns the keys of which such a process needs a restart to use the new values.
+func Waiting(current, next []Setting, keys ...string) (list []string) {
+	for i, s := range Reloaded(current, next, keys...) {
+		if i < len(next) && s.Value != next[i].Value {
+			list = append(list, s.Key)
+		}
+	}
+	return list
+}
+
 // Words returns the values that flags of an agent accept, of those that accept words.
 func (c *Agent) Words() map[string][]string { return words(c.fields()) }
 

@@ -65,7 +65,14 @@ func TestReloadedSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := load("a.yaml", "expose: loopback\nholdDown: 1s\n")
-	after := Reloaded(before, load("b.yaml", "rulesFile: "+rules+"\nholdDown: 2s\n"), "expose")
+	next := load("b.yaml", "rulesFile: "+rules+"\nholdDown: 2s\n")
+	if got := Waiting(before, next, "expose", "rulesFile"); !slices.Equal(got, []string{"holdDown"}) {
+		t.Errorf("waiting: %q", got)
+	}
+	if got := Waiting(next, load("c.yaml", "holdDown: 2000ms\nrulesFile: "+rules+"\n")); len(got) != 0 {
+		t.Errorf("the same values in another file wait: %q", got)
+	}
+	after := Reloaded(before, next, "expose")
 	for key, want := range map[string]Setting{
 		"expose":   {"expose", "all", rules},
 		"holdDown": {"holdDown", "1s", filepath.Join(dir, "a.yaml") + ":2:11"},

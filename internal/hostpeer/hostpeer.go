@@ -60,7 +60,7 @@ type Daemon struct {
 	names    *route.Router             // nil if names are not served
 	runs     *remote.Server            // nil if no guest may have programs run
 
-	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and bind are in effect
+	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and reloaded are in effect
 }
 
 // askFirewall implements status.Firewall.
@@ -427,9 +427,21 @@ func (d *Daemon) logStart() {
 		"connect", strings.Join(guests, ","), "control", d.cfg.Control)
 }
 
+// reloaded are the settings that can change while running, besides the rules.
+var reloaded = []string{"bind", "rulesFile"}
+
 // settings are those in effect.
 func (d *Daemon) settings() []config.Setting {
-	return config.Reloaded(d.cfg.Settings(), d.accepted.Load().Settings(), "bind")
+	return config.Reloaded(d.cfg.Settings(), d.accepted.Load().Settings(), reloaded...)
+}
+
+// waiting are the keys of a configuration that need a restart.
+func (d *Daemon) waiting(next *config.Host) []string {
+	list := config.Waiting(d.cfg.Settings(), next.Settings(), reloaded...)
+	if was := d.cfg.Run.Allow; len(was) != len(next.Run.Allow) || len(was.Kept(next.Run.Allow)) != len(was) {
+		list = append(list, "run.allow")
+	}
+	return list
 }
 
 func (d *Daemon) reload(cfg config.Host, err error) {
@@ -441,4 +453,7 @@ func (d *Daemon) reload(cfg config.Host, err error) {
 	d.forwards.Reload(cfg.Rules)
 	d.accepted.Store(&cfg)
 	d.log.Info("rules reloaded", "rules", cfg.Rules.Len())
+	if keys := d.waiting(&cfg); len(keys) > 0 {
+		d.log.Warn("settings changed that need a restart", "keys", strings.Join(keys, ","))
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -63,6 +64,35 @@ func TestProgramsOfRootAreRefused(t *testing.T) {
 		err := checkRights(&cfg, c.privileged)
 		if (err != nil) != c.refused || err != nil && !strings.Contains(err.Error(), "run.asRoot") {
 			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// A reload names the settings that need a restart.
+func TestReloadNamesWhatWaits(t *testing.T) {
+	entry := fmt.Sprintf("run: {allow: [{name: a, guests: [g], path: %q, sha256: %064d}]}\n", filepath.Join(t.TempDir(), "program.exe"), 1)
+	load := func(text string) *config.Host {
+		file := filepath.Join(t.TempDir(), "host.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := config.LoadHost(file, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &cfg
+	}
+	for _, c := range []struct{ before, after, want string }{
+		{"", "bind: loopback\nrules: [{match: {ports: 80}, action: deny}]\n", ""},
+		{entry, entry, ""},
+		{"", "grace: 1s\n", "grace"},
+		{"", entry, "run.allow"},
+		{entry, "", "run.allow"},
+		{entry, strings.Replace(entry, "[g]", "[h]", 1), "run.allow"},
+	} {
+		d := &Daemon{cfg: *load(c.before)}
+		if got := strings.Join(d.waiting(load(c.after)), ","); got != c.want {
+			t.Errorf("%q to %q: waiting: %q, want %q", c.before, c.after, got, c.want)
 		}
 	}
 }

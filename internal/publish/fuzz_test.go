@@ -26,7 +26,7 @@ func FuzzRequest(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	s := &Server{opt: Options{Policy: allow}}
+	s := New(Options{Policy: allow})
 	web, other := &peer{container: port.Owner{Kind: port.OwnerContainer, Name: "web"}}, &peer{container: port.Owner{Kind: port.OwnerContainer, Name: "x"}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var q request

@@ -185,7 +185,8 @@ func (s *Server) confirm(p *peer, sender *unix.Ucred, nonce, want string) error 
 	if err := p.sent(sender); err != nil {
 		return err
 	}
-	return s.unchanged(p)
+	_, err := s.unchanged(p)
+	return err
 }
 
 // sent requires that the process which connected sent a message.
@@ -198,32 +199,41 @@ func (p *peer) sent(sender *unix.Ucred) error {
 	return nil
 }
 
-// unchanged requires that the process lives in the same container as before.
-func (s *Server) unchanged(p *peer) error {
+// unchanged requires that the process lives in the same container as before, and returns
+// that as its engine describes it now, which may have renamed it.
+func (s *Server) unchanged(p *peer) (port.Owner, error) {
+	c := p.container
 	now, err := s.containerOf(p.dir)
 	switch {
 	case p.guest && errors.Is(err, errProcessEnded):
-		return err
+		return c, err
 	case p.guest && (err == nil || !s.inGuest(p.dir)):
-		return errMoved
+		return c, errMoved
 	case p.guest:
-		return nil
+		return c, nil
 	case err != nil:
-		return err
-	}
+		return c, err
+	case now.Same(c):
+		return now, nil
 	// Another engine may answer than before, which knows a pod by another id.
-	if c := p.container; !now.Same(c) && (now.Name != c.Name || now.Namespace != c.Namespace) {
-		return errMoved
+	case now.Name != c.Name || now.Namespace != c.Namespace:
+		return c, errMoved
 	}
-	return nil
+	return c, nil
 }
 
-// watch returns why a lease ends because of its process, or nil if ctx ends first. Another
-// process may have the connection still. That no engine names the container for a while is no
-// reason: an engine may restart.
-func (s *Server) watch(ctx context.Context, p *peer) error {
+// watch returns why a lease ends because of its process or the policy, or nil if ctx ends
+// first. Another process may have the connection still. That no engine names the container
+// for a while is no reason: an engine may restart.
+func (s *Server) watch(ctx context.Context, p *peer, allowed func(*peer) error) error {
 	for schedule.Sleep(ctx, s.check) == nil {
-		if err := s.unchanged(p); errors.Is(err, errProcessEnded) || errors.Is(err, errMoved) {
+		container, err := s.unchanged(p)
+		if errors.Is(err, errProcessEnded) || errors.Is(err, errMoved) {
+			return err
+		}
+		now := *p
+		now.container = container
+		if err := allowed(&now); err != nil {
 			return err
 		}
 	}

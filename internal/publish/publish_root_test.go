@@ -659,6 +659,88 @@ func (r *rig) idle(container string) error {
 	return nil
 }
 
+// What a policy does not allow any more ends, with its connections, and is refused when it is
+// asked for again. The rest goes on.
+func TestLeaseEndsWithItsRight(t *testing.T) {
+	for _, d := range directions() {
+		t.Run(d.name, func(t *testing.T) {
+			r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.check = time.Millisecond }, nil)
+			p, dial, server := d.open(r)
+			conn, err := dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			there, err := server.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer there.Close()
+			number := uint16(server.Addr().(*net.TCPAddr).Port)
+			only := func(guest, host uint16) policy.Policy {
+				return policy.Policy{{
+					Match:      rules.Match{Name: "web"},
+					GuestPorts: []rules.PortRange{{First: guest, Last: guest}}, HostPorts: []rules.PortRange{{First: host, Last: host}},
+				}}
+			}
+			r.server.SetPolicy(only(number, leasePort))
+			time.Sleep(20 * time.Millisecond) // some looks at it
+			if _, err := io.WriteString(conn, "x"); err != nil {
+				t.Error(err)
+			}
+			if _, err := io.ReadFull(there, make([]byte, 1)); err != nil {
+				t.Errorf("a lease that is still allowed: %v", err)
+			}
+			r.server.SetPolicy(only(1, 1))
+			if got := p.refusal(); got.Reason != ask.ReasonPolicy {
+				t.Errorf("the lease ended for %v", got)
+			}
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				t.Error("its connection goes on")
+			}
+			wait.Until(t, "nothing is left", func() error { return r.idle("web") })
+			for _, role := range []string{fmt.Sprintf("hold %d %d", number, leasePort), fmt.Sprintf("tohost %d %d", number, leasePort)} {
+				if got := r.start(r.container, "web", role).refusal(); got.Reason != ask.ReasonPolicy {
+					t.Errorf("%s: %v", role, got)
+				}
+			}
+		})
+	}
+}
+
+// So does a program that a client may not have run any more.
+func TestProgramEndsWithItsRight(t *testing.T) {
+	var allowed atomic.Bool
+	allowed.Store(true)
+	r := newRigWith(t, nil, testLimits, func(r *rig) {
+		r.server.check = time.Millisecond
+		r.server.opt.Runner = whileAllowed{untilGone{}, &allowed}
+	}, nil)
+	p := r.start(r.container, "web", "handsrun")
+	pid, err := strconv.Atoi(strings.TrimPrefix(p.line(), "keeper "))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	p.granted()
+	allowed.Store(false)
+	wait.Until(t, "the program ends", func() error { return r.idle("web") })
+}
+
+// whileAllowed is a Runner of programs that may be run for a while.
+type whileAllowed struct {
+	untilGone
+	now *atomic.Bool
+}
+
+// Allowed implements Runner.
+func (w whileAllowed) Allowed(ask.Client, json.RawMessage) error {
+	if w.now.Load() {
+		return nil
+	}
+	return ask.Refuse(ask.ReasonPolicy, "not any more")
+}
+
 // A lease ends with the process that asked for it, also where another one has the connection.
 func TestLeaseEndsWithItsProcess(t *testing.T) {
 	r := newRigWith(t, everything(), testLimits, func(r *rig) {
@@ -683,6 +765,9 @@ type untilGone struct{}
 
 // Names implements Runner.
 func (untilGone) Names(ask.Client) bool { return true }
+
+// Allowed implements Runner.
+func (untilGone) Allowed(ask.Client, json.RawMessage) error { return nil }
 
 // Run implements Runner.
 func (untilGone) Run(_ context.Context, conn *net.UnixConn, _ ask.Client, _ json.RawMessage) error {
@@ -730,6 +815,14 @@ func TestLeaseEndsWithItsContainer(t *testing.T) {
 	now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "another", ID: "another"})
 	if got := p.refusal(); got.Reason != ask.ReasonContainer {
 		t.Errorf("the lease ended for %v", got)
+	}
+	// The policy has no entry for the container's new name.
+	now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "web"})
+	p = r.start(r.container, "web", "tohost 1 4000")
+	p.granted()
+	now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "renamed", ID: "web"})
+	if got := p.refusal(); got.Reason != ask.ReasonPolicy {
+		t.Errorf("the lease of a renamed container ended for %v", got)
 	}
 }
 

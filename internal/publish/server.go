@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -51,9 +52,9 @@ const (
 
 // Options configure a Server. All are required, but Runner.
 type Options struct {
-	Socket string // path
-	Policy policy.Policy
-	Limits Limits // of each container
+	Socket string        // path
+	Policy policy.Policy // at first; see SetPolicy
+	Limits Limits        // of each container
 	// Container returns the container of a process by its cgroups. It fails closed.
 	Container func(cgroups []string) (port.Owner, error)
 	// Carry carries a connection that was accepted to a target of the publication, and
@@ -67,6 +68,8 @@ type Options struct {
 type Runner interface {
 	// Names reports whether the client may have any program run.
 	Names(of ask.Client) bool
+	// Allowed returns why the client may not have a request served, nil if it may.
+	Allowed(of ask.Client, request json.RawMessage) error
 	// Run serves a request of a client. Its error is for the client.
 	Run(ctx context.Context, conn *net.UnixConn, of ask.Client, request json.RawMessage) error
 }
@@ -74,6 +77,7 @@ type Runner interface {
 // Server serves the socket. It is a source of the ports that containers publish.
 type Server struct {
 	opt     Options
+	policy  atomic.Pointer[policy.Policy]
 	log     *slog.Logger
 	proc    string
 	tree    *cgroup.Tree
@@ -107,8 +111,13 @@ func New(o Options) *Server {
 		check: checkInterval, maxClients: maxClients,
 	}
 	s.containerOf = s.ownerOf
+	s.SetPolicy(o.Policy)
 	return s
 }
+
+// SetPolicy has requests decided by p from now on. Leases and programs that it does not
+// allow end within checkInterval.
+func (s *Server) SetPolicy(p policy.Policy) { s.policy.Store(&p) }
 
 // Name is the source's name.
 func (s *Server) Name() string { return port.SourcePublish }
@@ -262,7 +271,8 @@ func (s *Server) request(ctx context.Context, conn *net.UnixConn, p *peer, t *te
 		return ask.Refuse(ask.ReasonLimit, "%v", own.ErrDescriptors)
 	}
 	l := lease{s: s, conn: conn, peer: p, tenant: t, request: q}
-	return s.whileProcessLives(ctx, conn, p, func() error {
+	allowed := func(p *peer) error { return s.allowed(p, q) }
+	return s.whileAllowed(ctx, conn, p, allowed, func() error {
 		if q.ToHost {
 			return l.toHost(ctx, got)
 		}
@@ -270,13 +280,13 @@ func (s *Server) request(ctx context.Context, conn *net.UnixConn, p *peer, t *te
 	})
 }
 
-// whileProcessLives runs serve, and ends the client's connection when its process ends or
-// changes its container.
-func (s *Server) whileProcessLives(ctx context.Context, conn *net.UnixConn, p *peer, serve func() error) error {
+// whileAllowed runs serve, and ends the client's connection when its process ends or
+// changes its container, or is not allowed any more what it asked for.
+func (s *Server) whileAllowed(ctx context.Context, conn *net.UnixConn, p *peer, allowed func(*peer) error, serve func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
-		err := s.watch(ctx, p)
+		err := s.watch(ctx, p, allowed)
 		if err != nil {
 			_ = conn.CloseRead()
 		}
@@ -289,7 +299,7 @@ func (s *Server) whileProcessLives(ctx context.Context, conn *net.UnixConn, p *p
 
 // names reports whether the client may ask for anything.
 func (s *Server) names(p *peer) bool {
-	return !p.guest && s.opt.Policy.Names(p.container) || s.opt.Runner != nil && s.opt.Runner.Names(p.client())
+	return !p.guest && s.policy.Load().Names(p.container) || s.opt.Runner != nil && s.opt.Runner.Names(p.client())
 }
 
 // run serves a request for a program.
@@ -300,7 +310,8 @@ func (s *Server) run(ctx context.Context, conn *net.UnixConn, p *peer, request j
 	case request == nil:
 		return ask.Refuse(ask.ReasonPolicy, "only containers can ask for ports: the guest's own are published without help")
 	}
-	return s.whileProcessLives(ctx, conn, p, func() error {
+	allowed := func(p *peer) error { return s.opt.Runner.Allowed(p.client(), request) }
+	return s.whileAllowed(ctx, conn, p, allowed, func() error {
 		return s.opt.Runner.Run(ctx, conn, p.client(), request)
 	})
 }
@@ -311,9 +322,9 @@ func (s *Server) allowed(p *peer, q request) error {
 	switch {
 	case q.Port == 0 || q.ToHost == (q.As == 0):
 		return ask.Refuse(ask.ReasonRequest, "port %d, as %d: want ports from 1 to 65535", q.Port, q.As)
-	case q.ToHost && !s.opt.Policy.Host(p.container, q.As):
+	case q.ToHost && !s.policy.Load().Host(p.container, q.As):
 		return ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow gives container %s port %d of the host", name, q.As)
-	case !q.ToHost && !s.opt.Policy.Guest(p.container, q.Port):
+	case !q.ToHost && !s.policy.Load().Guest(p.container, q.Port):
 		return ask.Refuse(ask.ReasonPolicy, "no entry of publish.allow lets container %s reach port %d of the guest", name, q.Port)
 	}
 	return nil

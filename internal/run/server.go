@@ -24,24 +24,36 @@ import (
 
 // Server runs programs for the clients that the publish socket identified.
 type Server struct {
-	opt  Options
-	jobs atomic.Int32
+	opt    Options
+	rights atomic.Pointer[rights]
+	jobs   atomic.Int32
 	// starter is nil before Start and if that failed, for which failed is the reason.
 	starter *starter
 	failed  error
 }
 
+// rights are what clients may have run now.
+type rights struct{ here, host policy.Policy }
+
 // Options configure a Server. All are required.
 type Options struct {
-	Policy policy.Policy
-	Jobs   int      // at the same time, of all containers together
-	Helper []string // command line of a process that calls Help
-	ToHost ToHost   // programs of the host; without a policy none is asked for
+	Policy policy.Policy // at first, and the helper's for good; see SetPolicy
+	Jobs   int           // at the same time, of all containers together
+	Helper []string      // command line of a process that calls Help
+	ToHost ToHost        // programs of the host; without a policy none is asked for
 	Logger *slog.Logger
 }
 
 // New returns a server, which runs nothing before Start.
-func New(o Options) *Server { return &Server{opt: o} }
+func New(o Options) *Server {
+	s := &Server{opt: o}
+	s.SetPolicy(o.Policy, o.ToHost.Policy)
+	return s
+}
+
+// SetPolicy has requests decided by here, and those for programs of the host by host, from
+// now on. The programs of here are those of Options.Policy.
+func (s *Server) SetPolicy(here, host policy.Policy) { s.rights.Store(&rights{here, host}) }
 
 // Start starts the helper, with the capabilities that the process has now. If it fails,
 // all requests are refused with the error. It comes before Serve and Run.
@@ -65,10 +77,11 @@ func (s *Server) Serve(ctx context.Context) error {
 
 // Names reports whether the client may have any program run.
 func (s *Server) Names(of ask.Client) bool {
+	r := s.rights.Load()
 	if of.Guest {
-		return s.opt.Policy.NamesUser(of.UID) || s.opt.ToHost.Policy.NamesUser(of.UID)
+		return r.here.NamesUser(of.UID) || r.host.NamesUser(of.UID)
 	}
-	return s.opt.Policy.Names(of.Container) || s.opt.ToHost.Policy.Names(of.Container)
+	return r.here.Names(of.Container) || r.host.Names(of.Container)
 }
 
 // Run runs the program that a client asks for until it has ended, the client has gone, or
@@ -78,10 +91,11 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, of ask.Client, req
 	if err := json.Unmarshal(request, &q); err != nil {
 		return ask.Refuse(ask.ReasonRequest, "run: %v", err)
 	}
-	if !q.Host {
-		if err := s.startable(of, q); err != nil {
-			return err
-		}
+	if err := s.allowed(of, q); err != nil {
+		return err
+	}
+	if !q.Host && s.starter == nil {
+		return ask.Refuse(ask.ReasonProgram, "programs cannot be run: %v", s.failed)
 	}
 	defer s.jobs.Add(-1)
 	if s.jobs.Add(1) > int32(s.opt.Jobs) {
@@ -118,20 +132,28 @@ func (s *Server) runHere(ctx context.Context, conn *net.UnixConn, of ask.Client,
 	return nil
 }
 
-// startable returns why a program of the guest cannot be started.
-func (s *Server) startable(of ask.Client, q Request) error {
-	if err := s.allowed(of, q); err != nil {
-		return err
+// Allowed returns why the client may not have the program of its request run, nil if it may.
+func (s *Server) Allowed(of ask.Client, request json.RawMessage) error {
+	var q Request
+	if err := json.Unmarshal(request, &q); err != nil {
+		return ask.Refuse(ask.ReasonRequest, "run: %v", err)
 	}
-	if s.starter == nil {
-		return ask.Refuse(ask.ReasonProgram, "programs cannot be run: %v", s.failed)
-	}
-	return nil
+	return s.allowed(of, q)
 }
 
 func (s *Server) allowed(of ask.Client, q Request) error {
-	e := s.opt.Policy.Find(q.Name)
-	if e == nil || of.Guest && !e.HasUser(of.UID) || !of.Guest && !e.Matches(of.Container) {
+	r := s.rights.Load()
+	has := func(e *policy.Entry) bool {
+		return e != nil && (of.Guest && e.HasUser(of.UID) || !of.Guest && e.Matches(of.Container))
+	}
+	if q.Host {
+		if !has(r.host.Find(q.Name)) {
+			return ask.Refuse(ask.ReasonPolicy, "no entry of run.host lets %s ask the host for %q", of, q.Name)
+		}
+		return nil
+	}
+	e := r.here.Find(q.Name)
+	if !has(e) {
 		return ask.Refuse(ask.ReasonPolicy, "no entry of run.allow lets %s run %q", of, q.Name)
 	}
 	if err := q.allowedBy(e); err != nil {

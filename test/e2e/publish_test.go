@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
@@ -59,17 +60,21 @@ func TestPublishOnRequest(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "run", "publish.sock")
 	config := filepath.Join(dir, "agent.yaml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, `
+	configure := func(container, more string) {
+		t.Helper()
+		if err := os.WriteFile(config, fmt.Appendf(nil, `
 docker: {hosts: %s}
 publish:
   socket: %s
   allow:
-  - match: {name: web}
+  - match: {name: %s}
     guestPorts: 5432
     hostPorts: 3000
-`, docker, socket), 0o600); err != nil {
-		t.Fatal(err)
+%s`, docker, socket, container, more), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
+	configure("web", "")
 	r := newRig(t, "--config", config, "--source", "socket,docker")
 	go reflect(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
 	container := newSpace(t)
@@ -98,7 +103,8 @@ publish:
 	fails(publish(true, "5433"), `policy: no entry of publish.allow lets container "web" reach port 5433 of the guest`)
 	fails(publish(true, "8000", "--to-host"), `policy: no entry of publish.allow gives container "web" port 8000 of the host`)
 
-	publish(true, "5432", "--as", "15432").Prints("127.0.0.1:15432 leads to port 5432 of the guest.")
+	held := publish(true, "5432", "--as", "15432")
+	held.Prints("127.0.0.1:15432 leads to port 5432 of the guest.")
 	if err := probe.Want(probe.Data, container.dialer("127.0.0.1:15432"), "x"); err != nil {
 		t.Error(err)
 	}
@@ -118,4 +124,17 @@ publish:
 	}
 	p.Kill()
 	wait.Until(t, "the port of the host is closed", func() error { return probe.WantClosed(r.outside.dialer("127.0.0.1:3000")) })
+
+	// A right that is taken away ends what it gave. What needs a restart is named.
+	p = publish(true, "8000", "--to-host", "--as", "3000")
+	p.Prints("is published for port 3000 of the host.")
+	configure("nobody-else", "logLevel: debug\n")
+	p.Prints(`policy: no entry of publish.allow gives container "web" port 3000 of the host`)
+	held.Prints(`policy: no entry of publish.allow lets container "web" reach port 5432 of the guest`)
+	wait.Until(t, "the port of the host is closed", func() error { return probe.WantClosed(r.outside.dialer("127.0.0.1:3000")) })
+	fails(publish(true, "5432"), `policy: no entry of publish.allow, run.allow or run.host matches container "web"`)
+	r.agent.Prints("settings changed that need a restart", "keys=logLevel")
+	if out, _, _ := fairlead(t, "doctor", "--control", r.agentCtl); !strings.Contains(out, "not yet in effect: logLevel") {
+		t.Errorf("doctor:\n%s", out)
+	}
 }

@@ -50,6 +50,7 @@ type Agent struct {
 	Observer     string           `json:"observer"`            // the configured mode
 	ListsOnly    bool             `json:"listsOnly,omitempty"` // it publishes nothing
 	ConfigFile   string           `json:"configFile"`
+	Waiting      []string         `json:"waitingForRestart,omitempty"` // keys of the file that changed, and need it
 	TokenFile    string           `json:"tokenFile"`
 	Hooks        []Hook           `json:"hooks"`
 	Sources      []Source         `json:"sources"`

@@ -112,6 +112,9 @@ func (j *judge) config() {
 	default:
 		j.add("config", "file", OK, fmt.Sprintf("%s, %s", c.File, plural(c.Rules, "rule")), "")
 	}
+	if a := j.f.Agent; a != nil && len(a.Waiting) > 0 {
+		j.add("config", "restart", Warning, "changed since the agent started, and not yet in effect: "+strings.Join(a.Waiting, ", "), "restart the agent")
+	}
 	switch {
 	case c.TokenFile == "":
 		j.add("config", "token", OK, "none: unix peers are authenticated by their user", "")

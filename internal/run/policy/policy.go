@@ -6,6 +6,7 @@ package policy
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/user"
@@ -234,6 +235,21 @@ func parseVariable(s string) (string, error) {
 		return "", errors.New("the dynamic linker reads it: a client could run other code")
 	}
 	return s, nil
+}
+
+// Kept returns the entries of next that differ from one of p at most in who may run the
+// program.
+func (p Policy) Kept(next Policy) Policy {
+	return slices.DeleteFunc(slices.Clone(next), func(e Entry) bool {
+		was := p.Find(e.Name)
+		return was == nil || was.program() != e.program()
+	})
+}
+
+// program is the entry without Match and Users.
+func (e *Entry) program() string {
+	b, _ := json.Marshal(e) // no field can fail
+	return string(b)
 }
 
 // Find returns the entry of a name, nil if there is none.

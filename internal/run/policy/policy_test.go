@@ -89,6 +89,32 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
+// Who may run a program can change alone. An entry of another program is another one.
+func TestKept(t *testing.T) {
+	p, err := parse(t, "- {name: a, match: {name: web}, path: /bin/a, "+sum+", args: [x], user: nobody}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, kept := range map[string]bool{
+		"- {name: a, match: {name: db}, path: /bin/a, " + sum + ", args: [x], user: nobody}":               true,
+		"- {name: a, users: [7], path: /bin/a, " + sum + ", args: [x], user: nobody}":                      true,
+		"- {name: b, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody}":              false,
+		"- {name: a, match: {name: web}, path: /bin/b, " + sum + ", args: [x], user: nobody}":              false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [y], user: nobody}":              false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: games}":               false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, tty: true}":   false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, env: [LANG]}": false,
+	} {
+		next, err := parse(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Kept(next); len(got) == 1 != kept || len(next) != 1 {
+			t.Errorf("%s: kept %d", text, len(got))
+		}
+	}
+}
+
 func TestParseErrors(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"{name: b}", "want a list"},
