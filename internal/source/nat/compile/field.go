@@ -102,11 +102,10 @@ func (s *state) ctField(key uint32, n int) (f field, size int) {
 		return fieldProto, 1
 	case ruleset.CtKeyProtoDst:
 		return fieldDport, 2
+	case ruleset.CtKeySrc, ruleset.CtKeySrcIP, ruleset.CtKeySrcIP6:
+		return fieldSaddr, s.addrLen()
 	case ruleset.CtKeyDst, ruleset.CtKeyDstIP, ruleset.CtKeyDstIP6:
-		if s.v6 {
-			return fieldDaddr, 16
-		}
-		return fieldDaddr, 4
+		return fieldDaddr, s.addrLen()
 	case ruleset.CtKeyState:
 		return fieldBool, n
 	}

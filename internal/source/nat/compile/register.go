@@ -136,22 +136,30 @@ func metaValue(key uint32) *value {
 }
 
 func (s *state) ctValue(e ruleset.Ct) *value {
-	v := &value{kind: valCt, key: e.Key, n: 4, name: fmt.Sprintf("ct key %d", e.Key)}
+	v := &value{kind: valCt, key: e.Key, n: 4, name: e.Name()}
 	switch {
 	case e.Key == ruleset.CtKeyState:
-		v.name = "ct state"
 	case e.Dir != 0: // not as the connection's first packet has it
 		v.kind, v.n = valUnknown, 16
 	case e.Key == ruleset.CtKeyProtocol:
 		v.n = 1
 	case e.Key == ruleset.CtKeyProtoDst:
 		v.n = 2
-	case e.Key == ruleset.CtKeyDstIP6 || e.Key == ruleset.CtKeyDst && s.v6:
-		v.n = 16
-	case e.Key != ruleset.CtKeyDst && e.Key != ruleset.CtKeyDstIP:
-		v.kind = valUnknown
+	default:
+		if f, _ := s.ctField(e.Key, v.n); f != fieldSaddr && f != fieldDaddr {
+			v.kind = valUnknown
+		}
+		v.n = s.addrLen()
 	}
 	return v
+}
+
+// addrLen returns how many bytes an address has.
+func (s *state) addrLen() int {
+	if s.v6 {
+		return 16
+	}
+	return 4
 }
 
 func (s *state) byteorder(e ruleset.Byteorder) {

@@ -150,11 +150,14 @@ const (
 	MetaL4proto  = 16
 
 	CtKeyState    = 0
-	CtKeyDst      = 8
+	CtKeySrc      = 8
+	CtKeyDst      = 9
 	CtKeyProtocol = 10
 	CtKeyProtoDst = 12
-	CtKeyDstIP    = 19
-	CtKeyDstIP6   = 21
+	CtKeySrcIP    = 19
+	CtKeyDstIP    = 20
+	CtKeySrcIP6   = 21
+	CtKeyDstIP6   = 22
 
 	FibAddrtype = 3
 	FibSaddr    = 1
@@ -175,6 +178,21 @@ var MetaNames = map[uint32]string{
 	7: "oifname", 8: "iiftype", 9: "oiftype", 10: "meta skuid", 11: "meta skgid", 13: "rtclassid", 15: "meta nfproto",
 	16: "meta l4proto", 19: "meta pkttype", 20: "meta cpu", 21: "iifgroup", 22: "oifgroup", 23: "meta cgroup",
 	24: "meta random", 30: "meta time", 31: "meta day", 32: "meta hour",
+}
+
+// ctNames are the names that nft gives to ct keys.
+var ctNames = map[uint32]string{
+	CtKeyState: "state", CtKeySrc: "saddr", CtKeyDst: "daddr", CtKeyProtocol: "protocol", CtKeyProtoDst: "proto-dst",
+	CtKeySrcIP: "ip saddr", CtKeyDstIP: "ip daddr", CtKeySrcIP6: "ip6 saddr", CtKeyDstIP6: "ip6 daddr",
+}
+
+// Name returns what nft calls the property of the connection.
+func (e Ct) Name() string {
+	name, ok := ctNames[e.Key]
+	if !ok {
+		name = fmt.Sprintf("key %d", e.Key)
+	}
+	return "ct " + map[int]string{0: "original ", 1: "reply "}[e.Dir] + name
 }
 
 var errAttr = errors.New("malformed netlink attribute")
@@ -443,6 +461,12 @@ func parseLookup(b []byte) (any, error) {
 // helper, ct timeout, secmark, ct expect.
 var passive = map[uint32]bool{1: true, 3: true, 7: true, 8: true, 9: true}
 
+// Named objects that may limit, as an Other has them.
+const (
+	AnObject      = "a named object, such as a limit or a quota"
+	AChosenObject = "an object that a map chooses"
+)
+
 // parseObjref decodes the use of a named object. One that a map chooses by a key
 // of the packet (NFTA_OBJREF_SET_NAME) ends the rule where the key is not in it.
 func parseObjref(b []byte) (any, error) {
@@ -455,9 +479,9 @@ func parseObjref(b []byte) (any, error) {
 	case !chosen && passive[n[1]]:
 		return Pass{"objref"}, err
 	case chosen:
-		return Other{"an object that a map chooses"}, err
+		return Other{AChosenObject}, err
 	}
-	return Other{"a named object, such as a limit or a quota"}, err
+	return Other{AnObject}, err
 }
 
 // parseDynset decodes NFTA_DYNSET_*: 1 name, 7 and 10 expressions, 9 flags.

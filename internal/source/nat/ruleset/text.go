@@ -198,15 +198,11 @@ func (t *text) load(x any) {
 		}
 		t.set(e.Dreg, name, nil)
 	case Ct:
-		name := fmt.Sprintf("ct key %d", e.Key)
-		if e.Key == CtKeyState {
-			name = "ct state"
-		}
 		if e.Sreg != 0 {
-			t.add("%s set", name)
+			t.add("%s set", e.Name())
 			return
 		}
-		t.set(e.Dreg, name, nil)
+		t.set(e.Dreg, e.Name(), nil)
 	case Fib:
 		t.set(e.Dreg, fibName(e), nil)
 	case Bitwise:
