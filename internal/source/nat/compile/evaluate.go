@@ -304,10 +304,12 @@ func (s *state) step(x any) (end branchEnd, stop bool) {
 	case ruleset.StandardTarget:
 		return verdictEnd(e.Verdict)
 	case ruleset.Payload:
-		if e.Sreg != 0 {
+		switch {
+		case e.Sreg == 0:
+			s.load(x)
+		case s.changesField(e):
 			return branchEnd{kind: endUnknown, why: "a payload that is written"}, true
 		}
-		s.load(x)
 	case ruleset.NAT:
 		return s.nat(e)
 	case ruleset.Redirect:

@@ -87,6 +87,28 @@ func (s *state) constant(r uint32, n int) ([]byte, bool) {
 	return nil, false
 }
 
+// changesField reports whether a write to the packet may change a field that is
+// understood. nft writes two bytes to change one, and keeps the other.
+func (s *state) changesField(e ruleset.Payload) bool {
+	off, n := int(e.Offset), int(e.Length)
+	if n > 64 || off >= 1<<16 {
+		return true
+	}
+	p := s.read(e.Sreg, n)
+	same := len(p) == 1 && p[0].n == n && p[0].v.kind == valPayload && p[0].v.key == e.Base && p[0].v.off+p[0].off == off
+	for i := range n {
+		if f, _, _ := s.headerField(e.Base, off+i, 1); f != fieldNone && !(same && p[0].v.keeps(p[0].off+i)) {
+			return true
+		}
+	}
+	return false
+}
+
+// keeps reports whether a byte of v is as it was loaded.
+func (v *value) keeps(i int) bool {
+	return v.mask == nil || i < len(v.mask) && v.mask[i] == 0xff && (i >= len(v.xor) || v.xor[i] == 0)
+}
+
 // load runs an expression that loads a register.
 func (s *state) load(x any) {
 	switch e := x.(type) {
