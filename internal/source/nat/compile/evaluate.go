@@ -46,7 +46,7 @@ type branchEnd struct {
 	kind  endKind
 	chain string
 	nat   *natAction
-	why   string // nat not understood, or endUnknown
+	why   string // what is not understood: of endNat, where it leads
 }
 
 const maxBranches = 1 << 17
@@ -243,6 +243,9 @@ func (e *evaluator) lookup(states []*state, l ruleset.Lookup) []*state {
 					e.end(s, end)
 					return
 				}
+			case l.HasDreg && l.Dreg == 0:
+				e.end(s, branchEnd{kind: endUnknown, why: "a verdict of @" + l.Set})
+				return
 			}
 			next = append(next, s)
 		})
@@ -341,13 +344,15 @@ func (s *state) step(x any) (end branchEnd, stop bool) {
 	return branchEnd{}, false
 }
 
-// other returns what an expression does that is not decoded.
+// other returns what an expression does that is not decoded. One that is none of the
+// kernel's conditions may translate, as the fullcone of OpenWrt does.
 func (s *state) other(name string) (end branchEnd, stop bool) {
 	switch name {
-	case "queue", "tproxy", "reject", "fwd", "synproxy":
-		return branchEnd{kind: endUnknown, why: name}, true
-	default:
+	case "limit", "quota", "connlimit", "rt", "exthdr", "socket", "osf", "xfrm", "tunnel", "inner", ruleset.AnObject, ruleset.AChosenObject:
 		s.blind(name)
+		return branchEnd{}, false
+	case "reject":
+		return branchEnd{kind: endDrop}, true
 	}
-	return branchEnd{}, false
+	return branchEnd{kind: endUnknown, why: name}, true
 }

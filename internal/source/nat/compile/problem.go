@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Problem is a rule that leads to a DNAT or REDIRECT but is not published,
-// because it is not understood.
+// Problem is a rule that leads to a DNAT or REDIRECT, or to what may be one, but is
+// not published, because it is not understood.
 type Problem struct {
 	Where  string // table and the chain that packets come through, from hook to rule
 	Rule   string // the rule's text

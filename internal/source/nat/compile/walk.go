@@ -150,7 +150,7 @@ func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end br
 			return
 		}
 		e.end.kind = endReturn // nothing comes back from a goto
-	case endNat:
+	case endNat, endUnknown:
 		ports := region.CountPorts(m.Dport)
 		switch {
 		case len(m.opaque) > 0:
@@ -162,7 +162,8 @@ func (c *Compiler) addBranch(a *activation, r *rule, key string, m match, end br
 		case ports > c.maxPorts:
 			e.problem = fmt.Sprintf("matches %d ports, more than %d (--nat-max-ports)", ports, c.maxPorts)
 		}
-	case endUnknown:
+	}
+	if end.kind == endUnknown {
 		e.m.opaque = append(slices.Clip(m.opaque), end.why)
 	}
 	c.addEntry(e)

@@ -251,7 +251,9 @@ func (s *state) target(e ruleset.Target) (end branchEnd, stop bool) {
 			return branchEnd{kind: endNat, why: err.Error()}, true
 		}
 		return branchEnd{kind: endNat, nat: actionOf(n)}, true
-	case "MARK", "CONNMARK", "LOG", "NFLOG", "TRACE", "CLASSIFY", "SET", "ULOG", "AUDIT", "CONNSECMARK", "SECMARK":
+	case "NETMAP":
+		return branchEnd{kind: endNat, why: "a prefix mapping"}, true
+	case "MARK", "CONNMARK", "LOG", "NFLOG", "TRACE", "CLASSIFY", "SET", "ULOG", "AUDIT", "CONNSECMARK", "SECMARK", "TEE", "IDLETIMER", "LED":
 		return branchEnd{}, false
 	case "MASQUERADE", "SNAT":
 		return branchEnd{}, false // of POSTROUTING; the packet's destination stays
