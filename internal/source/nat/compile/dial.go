@@ -161,7 +161,7 @@ func (c *Compiler) output(id slotID, addr netip.Addr, list []*entry, crowded boo
 		if !e.isPolicy() && slices.ContainsFunc(returned, e.within) || slices.ContainsFunc(accepted, e.within) {
 			continue
 		}
-		if len(e.m.opaque) > 0 || e.problem != "" || !space.Covers(&e.m.Box, &packet) {
+		if len(e.m.opaque) > 0 || e.m.others && e.end.kind == endNat || e.problem != "" || !space.Covers(&e.m.Box, &packet) {
 			return perhaps(e)
 		}
 		switch e.end.kind {
@@ -182,7 +182,7 @@ func (c *Compiler) output(id slotID, addr netip.Addr, list []*entry, crowded boo
 		case endReturn, endAccept:
 			switch {
 			case e.m.maybe && slices.Contains(done, e.act.kids[e.rule][e.key]): // the end of a goto
-			case e.m.maybe:
+			case e.m.maybe, e.m.others:
 				some = e
 			case e.end.kind == endReturn:
 				returned = append(returned, e.act)

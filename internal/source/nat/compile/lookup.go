@@ -132,10 +132,11 @@ func (s *state) lookupChanging(e ruleset.Lookup, parts []piece) {
 		s.blind("@" + e.Set + ", whose elements come and go")
 		return
 	}
-	s.m.maybe = true
-	if !e.Invert {
-		s.m.clients = "@" + e.Set
+	if e.Invert {
+		s.m.others = true
+		return
 	}
+	s.m.maybe, s.m.clients = true, "@"+e.Set
 }
 
 // lookupMember narrows s to the members of a set, or to all others.

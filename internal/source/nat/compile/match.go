@@ -35,6 +35,7 @@ type match struct {
 	marks   bool     // tests the packet mark, which tables that are not read may set; see tableMarks
 	maybe   bool     // balanced: only some of these packets
 	clients string   // only sources that a changing set holds
+	others  bool     // only sources that a changing set does not hold
 }
 
 func everything() match { return match{Box: region.All()} }
@@ -48,6 +49,7 @@ func (m match) and(b match, v6 bool) match {
 		marks:   m.marks || b.marks,
 		maybe:   m.maybe || b.maybe,
 		clients: cmp.Or(m.clients, b.clients),
+		others:  m.others || b.others,
 	}
 	if len(b.opaque) > 0 {
 		out.opaque = append(slices.Clone(m.opaque), b.opaque...)

@@ -52,6 +52,7 @@ func (c *Compiler) hookEntries(id slotID, hook uint8) (list []*entry, crowded bo
 type taken struct {
 	region.Bounds
 	unsure []share // of entries that may have taken some
+	spared *share  // of entries that took some sources, which a changing set holds
 }
 
 // maxTaken bounds the boxes of what is taken. Boxes that differ in one address
@@ -61,9 +62,25 @@ const maxTaken = 256
 // add adds what an entry takes. Beyond the bound anything may be taken.
 func (t *taken) add(e *entry, b region.Bounds, v6 bool) {
 	t.Bounds = region.Space{V6: v6, MaxBoxes: maxTaken}.Or(t.Bounds, b)
-	if b.Certain.Empty() && len(t.unsure) < maxTaken {
-		t.unsure = append(t.unsure, share{entry: e, Bounds: b})
+	if b.Certain.Empty() {
+		t.doubtful(e, b.Possible)
 	}
+}
+
+// doubtful notes that because of an entry it is not certain who took r.
+func (t *taken) doubtful(e *entry, r region.Region) {
+	if len(t.unsure) < maxTaken && !r.Empty() {
+		t.unsure = append(t.unsure, share{entry: e, Bounds: region.Bounds{Possible: r}})
+	}
+}
+
+// spare notes packets of which an entry took some sources that may come and go.
+func (t *taken) spare(e *entry, r region.Region, v6 bool) {
+	b := region.Bounds{Possible: r}
+	if t.spared == nil {
+		t.spared = &share{entry: e}
+	}
+	t.spared.Bounds = region.Space{V6: v6, MaxBoxes: maxTaken}.Or(t.spared.Bounds, b)
 }
 
 // doubt names the first entry that may have taken some of r.
@@ -73,6 +90,9 @@ func (t *taken) doubt(sp region.Space, r region.Region) string {
 		if slices.ContainsFunc(r, func(b region.Box) bool { return sp.OverlapsBox(u.Possible, &b) }) {
 			if u.m.marks && len(u.m.opaque) == 0 {
 				return "an earlier rule " + tableMarks + ": " + u.rule.text()
+			}
+			if u.m.others || u.m.clients != "" {
+				return "may be decided by an earlier rule for sources that come and go: " + u.rule.text()
 			}
 			if u.m.maybe {
 				return "an earlier rule of another table takes some of its packets: " + u.rule.text()
@@ -197,7 +217,7 @@ func (w *walk) share(e *entry, box region.Box) share {
 		return s
 	}
 	subtract := func(t *taken) {
-		if t == nil || s.Possible.Empty() {
+		if s.Possible.Empty() {
 			return
 		}
 		before := s.Certain
@@ -212,19 +232,26 @@ func (w *walk) share(e *entry, box region.Box) share {
 			subtract(taken)
 		}
 	}
-	if len(w.accepted) > 0 {
-		subtract(w.accepted[e.act.root])
+	w.eachScope(e, subtract)
+	if s.Certain.Empty() && s.doubt == "" {
+		s.doubt = "too many rules that overlap come before it"
+	}
+	return s
+}
+
+// eachScope calls f with what has left the chains that e is in.
+func (w *walk) eachScope(e *entry, f func(*taken)) {
+	if t := w.accepted[e.act.root]; t != nil {
+		f(t)
 	}
 	for a := e.act; a != nil && len(w.returned) > 0; a = a.parent {
 		if a.parent == nil && e.isPolicy() {
 			break // a packet that returns from a base chain meets its policy
 		}
-		subtract(w.returned[a])
+		if t := w.returned[a]; t != nil {
+			f(t)
+		}
 	}
-	if s.Certain.Empty() && s.doubt == "" {
-		s.doubt = "too many rules that overlap come before it"
-	}
-	return s
 }
 
 // isPolicy reports whether e is the policy of a base chain.
@@ -235,23 +262,35 @@ func (w *walk) take(e *entry, b region.Bounds) {
 	switch {
 	case e.m.marked:
 		return // no new connection meets it
-	case e.m.maybe && e.end.kind == endNat:
+	case e.m.maybe && (e.end.kind == endNat || e.end.kind == endUnknown):
 		b.Certain = nil
 		scoped(&w.balanced, e.rule.chain.table).add(e, b, w.space.V6)
 		return
-	case e.m.maybe:
+	case e.m.maybe && (e.m.clients == "" || e.end.kind == endDrop):
 		return // it leaves some of each kind
-	case len(e.m.opaque) > 0, e.m.marks:
+	case len(e.m.opaque) > 0, e.m.marks, e.m.others:
 		b.Certain = nil
 	}
+	to := &w.left
 	switch e.end.kind {
 	case endReturn:
-		scoped(&w.returned, e.act).add(e, b, w.space.V6)
+		to = scoped(&w.returned, e.act)
 	case endAccept:
-		scoped(&w.accepted, e.act.root).add(e, b, w.space.V6)
-	default:
-		w.left.add(e, b, w.space.V6)
+		to = scoped(&w.accepted, e.act.root)
 	}
+	if e.m.maybe {
+		to.spare(e, b.Possible, w.space.V6)
+		return
+	}
+	w.eachScope(e, func(t *taken) {
+		if t.spared != nil {
+			was := b.Certain
+			b.Certain = w.space.Without(b, t.spared.Bounds).Certain
+			lost, _ := w.space.Subtract(was, b.Certain)
+			to.doubtful(t.spared.entry, lost)
+		}
+	})
+	to.add(e, b, w.space.V6)
 }
 
 // scoped returns what was taken in a scope: the chain that an activation entered,
