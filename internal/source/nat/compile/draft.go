@@ -321,9 +321,12 @@ func (c *Compiler) comesIn(in region.Set[string]) bool {
 func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Binding {
 	out := make([]port.Binding, 0, len(drafts))
 	uses := make(map[useID]struct{})
-	external := false
+	external, free, elsewhere := false, false, ""
 	for _, d := range drafts {
-		external = external || d.external
+		external, free = external || d.external, free || d.free
+	}
+	if free && !external {
+		elsewhere = c.elsewhere(id)
 	}
 	for k, d := range drafts {
 		if external && d.free && !d.external {
@@ -343,6 +346,9 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 		b.Rule = c.leadsTo(d)
 		b.Dial, b.Doubt = c.dial(id, k.addr, d.targets, d.lead)
 		b.Doubt = cmp.Or(b.Doubt, d.order)
+		if d.free {
+			b.Doubt = cmp.Or(b.Doubt, elsewhere)
+		}
 		for _, t := range d.targets {
 			own := c.own(t.Addr())
 			uses[useID{slotID: slotID{id.v6, port.Slot{Protocol: id.slot.Protocol, Port: t.Port()}}, own: own}] = struct{}{}
@@ -355,6 +361,26 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 	c.index.depend(id, uses)
 	slices.SortFunc(out, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
 	return out
+}
+
+// elsewhere says why connections of other machines may lead to another server than
+// those of this machine, where only the output hook opens the slot.
+func (c *Compiler) elsewhere(id slotID) string {
+	list, crowded := c.hookEntries(id, ruleset.HookPrerouting)
+	if crowded {
+		return "too many rules of the prerouting hook are for its port"
+	}
+	to := c.nodes(id.v6)
+	if len(to) == 0 {
+		to = []netip.Addr{wildcard(id.v6)}
+	}
+	for _, s := range c.shares(id, list, false) {
+		unsure := s.problem != "" || s.publishable() && s.doubt != ""
+		if unsure && slices.ContainsFunc(to, func(a netip.Addr) bool { return c.limit(s, s.Possible, a, id.v6) == "" }) {
+			return "a rule of the prerouting hook may take connections of other machines: " + s.rule.text()
+		}
+	}
+	return ""
 }
 
 // served returns targets as an owner is found by: what is sent to an own address
