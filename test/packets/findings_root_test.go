@@ -109,6 +109,17 @@ var limitedRules = []meaning{
 		"$FAMILY saddr $NET tcp dport 1002 dnat to $A",
 		"$FAMILY saddr != $NEIGHBOUR tcp dport 1004 dnat to $A",
 	)), want: []want{reaches("tcp 1001", serverB), {at: "tcp 1002", says: listed}, reaches("tcp 1004", serverA)}}}},
+	{"limited to a list that changes", []string{"nft", "nft6"}, []step{{load: table(
+		"set s { typeof $FAMILY saddr; flags timeout; elements = { $NEIGHBOUR timeout 1h }; }",
+		"set d { typeof $FAMILY saddr; flags dynamic; size 16; elements = { $NEIGHBOUR }; }",
+		"chain guard { $FAMILY saddr @s return; drop; }", "chain deny { drop; }",
+		pre("tcp dport 1001 $FAMILY saddr != @s return", "tcp dport 1001 dnat to $A",
+			"tcp dport 1002 $FAMILY saddr != @d jump deny", "tcp dport 1002 dnat to $A",
+			"tcp dport 1003 jump guard", "tcp dport 1003 dnat to $A",
+			"udp dport 1004 $FAMILY saddr != @d accept", "udp dport 1004 dnat to $A",
+			"tcp dport 1005 $FAMILY saddr @s drop", "tcp dport 1005 dnat to $A"),
+	), want: []want{{at: "tcp 1001", says: listed}, {at: "tcp 1002", says: listed}, {at: "tcp 1003", says: listed}, {at: "udp 1004", says: listed},
+		reaches("tcp 1005", serverA)}}}},
 	{"server changes", iptables, []step{
 		{load: "-A PREROUTING -p tcp --dport 1003 -j DNAT --to-destination $A", want: []want{reaches("tcp 1003", serverA)}},
 		{load: "-I PREROUTING ! -i docker0 -p tcp --dport 1003 -j DNAT --to-destination $C", want: []want{reaches("tcp 1003", serverC)}},
@@ -237,6 +248,27 @@ var conditions = []meaning{
 			"tcp dport 1003 dnat to jhash ip saddr mod 10 map { 0-4 : $ADDRA, 5-9 : $ADDRB }"),
 	), want: []want{reaches("tcp 1001", "$ADDRA port 1001", "$ADDRB port 1001"), reaches("tcp 1002", serverA, serverB),
 		reaches("tcp 1003", "$ADDRA port 1003", "$ADDRB port 1003")}}}},
+	{"verdicts that change", []string{"nft", "nft6"}, []step{{load: table(
+		"chain a { meta l4proto tcp dnat to $A; }",
+		"map m { type inet_service : verdict; flags timeout; elements = { 1001 timeout 1h : goto a }; }",
+		pre("tcp dport vmap @m", "tcp dport { 1001, 1002 } dnat to $B"),
+	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: listed}, {at: "tcp 1002", outside: []string{serverB}, says: listed}}}}},
+	{"ends of a connection", []string{"nft", "nft6"}, []step{{load: table(pre(
+		"ct original $FAMILY daddr $NET tcp dport 1001 dnat to $A", "ct original $FAMILY daddr $NEIGHBOUR tcp dport 1002 dnat to $A",
+		"ct original $FAMILY saddr $NEIGHBOUR tcp dport 1003 dnat to $A", "ct original $FAMILY saddr != $NEIGHBOUR tcp dport 1004 dnat to $A",
+	)), want: []want{reaches("tcp 1001", serverA), closed("tcp 1002"), {at: "tcp 1003", says: listed}, reaches("tcp 1004", serverA)}}}},
+	{"packets that are changed", []string{"nft", "nft6"}, []step{{load: table(pre(
+		"tcp dport 1001 $FAMILY dscp set cs1 dnat to $A", "tcp dport 1002 $FAMILY dscp set cs1", "tcp dport 1002 dnat to $A",
+	)), want: []want{reaches("tcp 1001", serverA), reaches("tcp 1002", serverA)}}}},
+	{"packets with another time to live", nil, []step{{load: table(pre(
+		"tcp dport 1001 ip ttl set 64 dnat to $A",
+	)), want: []want{reaches("tcp 1001", serverA)}}}},
+	{"prefix mapping", iptables, []step{{
+		load: "-A PREROUTING -d $NODE -p tcp --dport 1001 -j NETMAP --to $ADDRA",
+		want: []want{{at: "tcp 1001", outside: []string{"$ADDRA port 1001"}, says: listed}},
+	}}},
+	{"rejected", []string{"nft", "nft6"}, []step{{load: table(pre("tcp dport 1001 reject with tcp reset", "tcp dport 1001 dnat to $A")),
+		want: []want{closed("tcp 1001")}}}},
 	{"flags of tcp", nil, []step{{load: table(pre(
 		"tcp flags & (fin | syn | rst | ack) == syn tcp dport 1001 dnat to $A", "tcp flags syn tcp dport 1002 dnat to $A",
 		"tcp flags & (fin | syn | rst | ack) != syn tcp dport 1003 dnat to $A", "tcp flags ack tcp dport 1004 dnat to $A",
@@ -378,6 +410,11 @@ var dialTargets = []meaning{
 		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $A",
 		"-A OUTPUT -p tcp --dport 1001 -j DNAT --to-destination $B",
 	), want: []want{reaches("tcp 1001", serverA)}}}},
+	{"another server in output, and not understood", iptables, []step{{load: lines(
+		"-A PREROUTING -p tcp --dport 1001 -m length --length 0:65535 -j DNAT --to-destination $A",
+		"-A PREROUTING -p tcp --dport 1002:1102 -j DNAT --to-destination $A", // more ports than configured
+		"-A OUTPUT -p tcp --dport 1001:1002 -j DNAT --to-destination $B",
+	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}, {at: "tcp 1002", outside: []string{serverA}, says: uncertain}}}}},
 	{"redirect", iptables, []step{{load: lines(
 		"-A PREROUTING -p tcp --dport 1001 -j REDIRECT --to-ports 7000",
 		"-A PREROUTING -p tcp --dport 1002 -j REDIRECT --to-ports 7001",
