@@ -82,21 +82,12 @@ func (o Owner) String() string {
 	return o.Kind.String() + " " + name
 }
 
-// unreachable are the beginnings of the reasons for which nobody but this machine reaches
-// what an origin opens.
-var unreachable = []string{
-	"bound, not listening", "bound to an address that no interface has", "this machine does not have the address",
-	"limited to local sources", "for programs of the guest alone", "leaves out every address", "left behind by container",
-}
-
 // Withheld reports whether none of a port's origins is a server that others can reach. What
 // is not published for another reason counts as reachable: a rule that is limited to some
 // sources is open to these, and a socket that this machine itself cannot reach may be open
 // to others.
 func Withheld(origins []port.OriginInfo) bool {
-	return !slices.ContainsFunc(origins, func(o port.OriginInfo) bool {
-		return !slices.ContainsFunc(unreachable, func(reason string) bool { return strings.HasPrefix(o.Withheld, reason) })
-	})
+	return !slices.ContainsFunc(origins, func(o port.OriginInfo) bool { return o.Withheld.Reach() > port.Nobody })
 }
 
 // truncate returns s with at most n bytes, as valid UTF-8.

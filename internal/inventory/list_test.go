@@ -188,12 +188,15 @@ func TestRefusalTakesLittleMemory(t *testing.T) {
 }
 
 func TestWithheld(t *testing.T) {
-	for reason, want := range map[string]bool{
-		"": false, "limited to source 10.0.0.0/8": false, "limited to sources in @clients": false, "limited to interface cni0": false,
-		"excludes interface eth0, which carries the default route": false, "bound to a multicast address: no answer can come from there": false,
-		"bound to interface eth0, which has no address": false, "a reason of tomorrow": false,
-		"bound, not listening": true, "bound to an address that no interface has": true, "limited to local sources": true,
-		"this machine does not have the address": true, "left behind by container web, stopped": true,
+	for reason, want := range map[port.Reason]bool{
+		{}: false, port.Because(port.FromSources, "10.0.0.0/8"): false, port.Because(port.FromList, "@clients"): false,
+		port.Because(port.OnInterface, "cni0"): false, port.Because(port.WithoutUplink, "eth0"): false,
+		port.Because(port.MulticastAddress): false, port.Because(port.InterfaceBare, "eth0"): false,
+		port.Join(port.Because(port.Unlistened), port.Because(port.FromSources, "10.0.0.0/8")): false,
+
+		port.Because(port.Unlistened): true, port.Because(port.AddressNowhere): true, port.Because(port.FromHere): true,
+		port.Because(port.AddressElsewhere): true, port.Because(port.LeftBehind, "web"): true,
+		port.Because(port.NoAddress): true, port.Because(port.LeavesOutReached): true, port.Because(port.ForTheGuest): true,
 	} {
 		origins := []port.OriginInfo{{Withheld: reason}}
 		if got := Withheld(origins); got != want {

@@ -213,10 +213,9 @@ type Binding struct {
 	// Maker is the program that wrote the NAT rule, or by whose rules a declared port is open.
 	Maker Maker
 
-	// Withheld, when not empty, is why this binding alone is no reason to
-	// publish ("bound, not listening"; "limited to source 10.0.0.0/8"): an
-	// explicit allow rule, or another binding of the same key, is needed.
-	Withheld string
+	// Withheld, if there is a reason, is why this binding alone is no reason to
+	// publish: an explicit allow rule, or another binding of the same key, is needed.
+	Withheld Reason
 
 	// Rule identifies where a NAT rule leads: bindings with one Rule lead to the same
 	// servers. 0 means that it is not known well enough to be the same as another.
@@ -262,7 +261,7 @@ type Change struct {
 type OriginInfo struct {
 	Origin
 	Detail   Detail
-	Withheld string
+	Withheld Reason
 	Inner    bool   // see Binding
 	Maker    Maker  // see Binding
 	Doubt    string // see Binding

@@ -335,7 +335,7 @@ func TestAttributionModel(t *testing.T) {
 			b.Owner.Kind = port.OwnerKind(rng.IntN(4))
 			b.DualStack = b.Address == netip.IPv6Unspecified() && rng.IntN(2) == 0
 			if rng.IntN(4) == 0 {
-				b.Withheld = "bound, not listening"
+				b.Withheld = port.Because(port.Unlistened)
 			}
 			return b
 		}

@@ -164,34 +164,31 @@ func precedenceOf(k port.OwnerKind) precedence {
 }
 
 func (m member) withheldRank() int {
-	if m.withheld() == "" {
+	if m.withheld().IsZero() {
 		return 0
 	}
 	return 1
 }
 
-// withheld returns why the binding alone is no reason to publish, "" if it is one.
+// withheld returns why the binding alone is no reason to publish, no reason if it is one.
 // Some engines leave the NAT rules of a container that stopped.
-func (m member) withheld() string {
+func (m member) withheld() port.Reason {
 	b, a := m.binding, m.attribution
-	if b.Withheld == "" && b.Maker == port.MakerCNI && a != nil && a.left != "" {
-		return "left behind by container " + a.left + ", stopped"
+	if b.Withheld.IsZero() && b.Maker == port.MakerCNI && a != nil && a.left != "" {
+		return port.Because(port.LeftBehind, a.left)
 	}
 	return b.Withheld
 }
 
-// reserved is why a socket is withheld that dockerd has only so that nobody else takes the
-// port of a Swarm service: it accepts connections and serves none, and a NAT rule, which is
-// for IPv4 alone, leads past it.
-const reserved = "reserved by dockerd for a Swarm service, which nothing serves there"
-
-// withheldIn is withheld in the slot of the binding.
-func (m member) withheldIn(slot []member) string {
-	if why := m.withheld(); why != "" || program(m.binding) != "dockerd" || !m.binding.Address.IsUnspecified() ||
+// withheldIn is withheld in the slot of the binding. dockerd has a socket at the port of a Swarm
+// service only so that nobody else takes it: it accepts connections and serves none, and a NAT
+// rule, which is for IPv4 alone, leads past it.
+func (m member) withheldIn(slot []member) port.Reason {
+	if why := m.withheld(); !why.IsZero() || program(m.binding) != "dockerd" || !m.binding.Address.IsUnspecified() ||
 		!slices.ContainsFunc(slot, func(o member) bool { return o.binding.Maker == port.MakerSwarm }) {
 		return why
 	}
-	return reserved
+	return port.Because(port.ReservedBySwarm)
 }
 
 // publication merges the bindings of one key, of all those of its slot. nat are the NAT
@@ -208,7 +205,7 @@ func publication(ms, slot, nat []member, all slots) merged {
 		p.Others = others(ms, owner, known, all)
 	}
 	// What is withheld lends its servers to nobody, unless all is, and a rule allows it.
-	free := slices.ContainsFunc(ms, func(m member) bool { return m.withheldIn(slot) == "" })
+	free := slices.ContainsFunc(ms, func(m member) bool { return m.withheldIn(slot).IsZero() })
 	for _, m := range ms {
 		b, withheld := m.binding, m.withheldIn(slot)
 		p.Contained = p.Contained || m.attribution != nil && m.attribution.container
@@ -217,7 +214,7 @@ func publication(ms, slot, nat []member, all slots) merged {
 			Origin: b.Origin, Detail: b.Detail, Withheld: withheld, Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
 			Handle: b.Handle, Program: program(b), Since: m.since(), Dial: b.Dial,
 		})
-		if !free || withheld == "" {
+		if !free || withheld.IsZero() {
 			p.Dial = appendNew(p.Dial, b.Dial)
 		}
 	}
@@ -312,7 +309,7 @@ func mergeFamilies(pubs []merged) []merged {
 }
 
 func allWithheld(p *merged) bool {
-	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Withheld == "" })
+	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Withheld.IsZero() })
 }
 
 // appendNew returns to with what of from is not in it. It may share the memory

@@ -38,8 +38,8 @@ func (p *merged) hide(slot []member) {
 // this one could be dialled.
 func (p *merged) withholdFor(by port.Key) {
 	for i := range p.Origins {
-		if o := &p.Origins[i]; o.Withheld == "" {
-			o.Withheld = "hidden by " + by.String() + ", which serves where the guest could reach it"
+		if o := &p.Origins[i]; o.Withheld.IsZero() {
+			o.Withheld = port.Because(port.Hidden, by.String())
 		}
 	}
 }
@@ -56,7 +56,7 @@ func serverAt(slot []member, at netip.AddrPort) *kept {
 		switch b := m.binding; {
 		case b.Address != at.Addr():
 			return nil
-		case m.withheld() == "" && len(b.Hints.Targets) == 0 && slices.Contains(b.Dial, at):
+		case m.withheld().IsZero() && len(b.Hints.Targets) == 0 && slices.Contains(b.Dial, at):
 			return b
 		}
 	}

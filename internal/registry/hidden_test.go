@@ -15,7 +15,7 @@ import (
 // where another one answers.
 func TestNoPublicationIsDialledWhereAnotherServes(t *testing.T) {
 	withheld := func(b port.Binding) port.Binding {
-		b.Withheld = "bound, not listening"
+		b.Withheld = port.Because(port.Unlistened)
 		return b
 	}
 	device := func(id, addr string, dial ...string) port.Binding {
@@ -62,7 +62,7 @@ func TestNoPublicationIsDialledWhereAnotherServes(t *testing.T) {
 			if !slices.Equal(got, c.want) {
 				t.Errorf("dials %q, want %q", got, c.want)
 			}
-			if hidden := strings.HasPrefix(p.Origins[0].Withheld, "hidden by "+c.others[0].Key.String()); hidden != (c.want == nil) {
+			if hidden := p.Origins[0].Withheld == port.Because(port.Hidden, c.others[0].Key.String()); hidden != (c.want == nil) {
 				t.Errorf("is withheld: %q", p.Origins[0].Withheld)
 			}
 		})

@@ -19,7 +19,7 @@ type kept struct {
 	Searching bool
 	Maker     port.Maker
 	Origin    port.Origin
-	Withheld  string
+	Withheld  port.Reason
 	Rule      uint64
 	Handle    uint64
 	Dial      []netip.AddrPort

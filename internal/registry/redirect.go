@@ -117,7 +117,7 @@ func serving(slot []member, addr netip.Addr) (ms []member) {
 		for _, m := range slot {
 			if b := m.binding; b.Address == at && len(b.Hints.Targets) == 0 {
 				ms = append(ms, m)
-				listens = listens || b.Origin.Source == port.SourceSocket && b.Withheld == "" && (b.DualStack || at.Is4() == addr.Is4())
+				listens = listens || b.Origin.Source == port.SourceSocket && b.Withheld.IsZero() && (b.DualStack || at.Is4() == addr.Is4())
 			}
 		}
 		if listens {

@@ -35,7 +35,7 @@ func TestRedirectOwnerIsTheListener(t *testing.T) {
 	drop("2")
 	wantOwner(t, r, key, "other")
 	bound := socket("1", "0.0.0.0:8080", "other")
-	bound.Withheld = "bound, not listening"
+	bound.Withheld = port.Because(port.Unlistened)
 	put(bound)
 	wantOwner(t, r, key, "")
 	drop("1")

@@ -118,7 +118,7 @@ func TestWithheldLendsNoServer(t *testing.T) {
 	r := newRegistry()
 	free, other := binding("1", "0.0.0.0:80", 7), binding("2", "0.0.0.0:80", 7)
 	free.Dial, other.Dial = []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")}, []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:80")}
-	other.Withheld = "limited to source 10.0.0.0/8"
+	other.Withheld = port.Because(port.FromSources, "10.0.0.0/8")
 	f := r.Feed("nat")
 	f.Replace([]port.Binding{other, free})
 	if p, _ := r.Publications().View().Get(free.Key); !slices.Equal(p.Dial, free.Dial) {
@@ -133,18 +133,19 @@ func TestWithheldLendsNoServer(t *testing.T) {
 // What is withheld serves nothing, so it takes no address from a dual-stack
 // listener of another owner.
 func TestWithheldWildcardBesideDualStackListener(t *testing.T) {
+	bound := port.Because(port.Unlistened)
 	for _, c := range []struct {
 		name                 string
-		withheld4, withheld6 string
+		withheld4, withheld6 port.Reason
 		owner4               int
 		dualStack            bool
 		keys                 []string
 	}{
-		{"IPv4 reserved by another", "bound, not listening", "", 8, true, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
-		{"IPv4 reserved by the same", "bound, not listening", "", 7, true, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
-		{"IPv4 served by another", "", "", 8, false, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
-		{"IPv6 reserved", "", "bound, not listening", 8, false, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
-		{"both of one", "", "", 7, true, []string{"tcp [::]:80"}},
+		{"IPv4 reserved by another", bound, port.Reason{}, 8, true, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
+		{"IPv4 reserved by the same", bound, port.Reason{}, 7, true, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
+		{"IPv4 served by another", port.Reason{}, port.Reason{}, 8, false, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
+		{"IPv6 reserved", port.Reason{}, bound, 8, false, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
+		{"both of one", port.Reason{}, port.Reason{}, 7, true, []string{"tcp [::]:80"}},
 	} {
 		r := newRegistry()
 		v4, v6 := binding("1", "0.0.0.0:80", c.owner4), binding("2", "[::]:80", 7)

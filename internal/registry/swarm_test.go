@@ -21,14 +21,15 @@ func TestReservedSocketOfSwarmIsNotDialled(t *testing.T) {
 	rule := nat("r", "0.0.0.0:8080", "172.18.0.2:8080")
 	rule.Maker = port.MakerSwarm
 	for _, c := range []struct {
-		name             string
-		socket           port.Binding
-		nat              bool
-		dial6, withheld6 string
+		name      string
+		socket    port.Binding
+		nat       bool
+		dial6     string
+		withheld6 port.Reason
 	}{
-		{"dockerd's", sock("dockerd"), true, "[[::1]:8080]", reserved},
-		{"no service", sock("dockerd"), false, "[[::1]:8080]", ""},
-		{"another program's", sock("server"), true, "[[::1]:8080]", ""},
+		{"dockerd's", sock("dockerd"), true, "[[::1]:8080]", port.Because(port.ReservedBySwarm)},
+		{"no service", sock("dockerd"), false, "[[::1]:8080]", port.Reason{}},
+		{"another program's", sock("server"), true, "[[::1]:8080]", port.Reason{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRegistry()

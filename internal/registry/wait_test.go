@@ -300,7 +300,7 @@ func TestRuleOfAContainerWhoseEngineIsLostStays(t *testing.T) {
 	feed.Replace(rs)
 	docker.Stale(errors.New("gone"))
 	f.remove(address("10.4.0.2"))
-	if p, _ := r.Publications().View().Get(rs[0].Key); p.Origins[0].Withheld != "" {
+	if p, _ := r.Publications().View().Get(rs[0].Key); !p.Origins[0].Withheld.IsZero() {
 		t.Errorf("withheld: %q", p.Origins[0].Withheld)
 	}
 }

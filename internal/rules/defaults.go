@@ -29,8 +29,8 @@ func held(p *port.Publication) (by, reason string) {
 			return DefaultEngine, "a port of an engine itself; an allow rule that names the port publishes it"
 		}
 	}
-	if reason := withheld(p.Origins); reason != "" {
-		return defaultWithheld, reason
+	if reason := withheld(p.Origins); !reason.IsZero() {
+		return defaultWithheld, reason.String()
 	}
 	return "", ""
 }
@@ -106,7 +106,7 @@ func (e engineInternal) matches(p *port.Publication) bool {
 
 // routed reports whether a NAT rule that is not withheld leads on from the port.
 func routed(p *port.Publication) bool {
-	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceNAT && o.Withheld == "" })
+	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceNAT && o.Withheld.IsZero() })
 }
 
 // mayMatch reports whether e matches p with the owner that an engine, or a search for
@@ -135,17 +135,13 @@ func (e engineInternal) process(name string) bool {
 	return name == e.owner
 }
 
-// withheld returns why all origins withhold the port, "" if one does not.
-func withheld(origins []port.OriginInfo) (reason string) {
-	for i, o := range origins {
-		switch {
-		case o.Withheld == "":
-			return ""
-		case i == 0:
-			reason = o.Withheld
-		case !slices.ContainsFunc(origins[:i], func(q port.OriginInfo) bool { return q.Withheld == o.Withheld }):
-			reason += "; " + o.Withheld
+// withheld returns why all origins withhold the port, no reason if one does not.
+func withheld(origins []port.OriginInfo) port.Reason {
+	reasons := make([]port.Reason, len(origins))
+	for i := range origins {
+		if reasons[i] = origins[i].Withheld; reasons[i].IsZero() {
+			return port.Reason{}
 		}
 	}
-	return reason
+	return port.Join(reasons...)
 }

@@ -85,7 +85,7 @@ func TestLabels(t *testing.T) {
 		"a default denies": {labels: []string{"expose=yes"}, want: "deny by default: udp well-known", warning: "denied by default: udp well-known",
 			change: func(p *port.Publication) { p.Protocol, p.Port, p.Origins[0].Source = port.UDP, 53, "nat" }},
 		"withheld": {labels: []string{"expose=yes", "host-port=9"}, want: "deny by default: withheld",
-			change: func(p *port.Publication) { p.Origins[0].Withheld = "bound, not listening" }},
+			change: func(p *port.Publication) { p.Origins[0].Withheld = port.Because(port.Unlistened) }},
 		"owner pending":                    {labels: []string{"expose=yes"}, want: "pending by a label of its owner", change: func(p *port.Publication) { p.OwnerPending = true }},
 		"owner pending, denied by a rule":  {rules: []Rule{deny}, want: "deny by rule 1", change: func(p *port.Publication) { p.OwnerPending = true }},
 		"owner pending, allowed by a rule": {rules: []Rule{allow}, want: "[127.0.0.1:8080] by rule 1", change: func(p *port.Publication) { p.OwnerPending = true }},

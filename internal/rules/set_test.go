@@ -191,10 +191,10 @@ func TestActions(t *testing.T) {
 
 func TestWithheld(t *testing.T) {
 	p := pub(t, "tcp 0.0.0.0:80")
-	p.Origins[0].Withheld = "bound, not listening"
+	p.Origins[0].Withheld = port.Because(port.Unlistened)
 	limited := p
 	limited.Origins = append(slices.Clone(p.Origins), p.Origins[0],
-		port.OriginInfo{Origin: port.Origin{Source: "nat"}, Withheld: "limited to source 10.0.0.0/8"})
+		port.OriginInfo{Origin: port.Origin{Source: "nat"}, Withheld: port.Because(port.FromSources, "10.0.0.0/8")})
 	claimed := p
 	claimed.Origins = append(slices.Clone(p.Origins), port.OriginInfo{Origin: port.Origin{Source: "docker"}})
 	for _, tt := range []struct {
@@ -573,13 +573,13 @@ func TestEnginesOwnPortsAreDeniedUnlessNamed(t *testing.T) {
 func TestReservedPortOfANATRule(t *testing.T) {
 	for _, c := range []struct {
 		owner    string
-		withheld string // the rule
+		withheld port.Reason // the rule
 		denied   bool
 	}{
-		{"nerdctl", "", false},
-		{"sleep", "", false},
-		{"sleep", "left behind by container n1, stopped", true},
-		{"dockerd", "", true},
+		{"nerdctl", port.Reason{}, false},
+		{"sleep", port.Reason{}, false},
+		{"sleep", port.Because(port.LeftBehind, "n1"), true},
+		{"dockerd", port.Reason{}, true},
 	} {
 		p := port.Publication{
 			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 2377},

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/kube"
 	"github.com/fairlead/fairlead/test/kit/cluster"
@@ -135,7 +136,7 @@ func TestKubeScenarios(t *testing.T) {
 		want(t, r, before, "tcp 0.0.0.0:30081 lb", "tcp 192.168.77.60:80 lb", "tcp 192.168.77.50:80 lb")
 		c.must("PATCH", cluster.Services+"/lb", obj{"spec": obj{"loadBalancerSourceRanges": []string{"10.0.0.0/8"}}})
 		eventually(t, func() error {
-			if b := find(r, "tcp 192.168.77.60:80"); b.Withheld != "limited to source 10.0.0.0/8" {
+			if b := find(r, "tcp 192.168.77.60:80"); b.Withheld != port.Because(port.FromSources, "10.0.0.0/8") {
 				return fmt.Errorf("withheld: %q", b.Withheld)
 			}
 			return nil

@@ -166,7 +166,7 @@ func socket(n [6]int) port.Binding {
 		b.Owner = pick(processes, n[5])
 	}
 	if n[3]%8 == 1 {
-		b.Withheld = "bound, not listening"
+		b.Withheld = port.Because(port.Unlistened)
 	}
 	b.Origin.ID = fmt.Sprint("s", n[0]%2, " ", b.Key, b.Hints.Paths) // a socket stays where it is
 	if b.Owner.Name == "docker-proxy" {
@@ -191,7 +191,7 @@ func natRule(n [6]int) port.Binding {
 	b.Dial = b.Hints.Targets[:1]
 	b.Origin.ID = fmt.Sprint("r", n[0]%2, " ", b.Key, b.Hints.Targets, b.Maker) // a rule is not changed in place
 	if n[4]%8 == 1 {
-		b.Withheld = "limited to source 10.0.0.0/8"
+		b.Withheld = port.Because(port.FromSources, "10.0.0.0/8")
 	}
 	return b
 }

@@ -269,7 +269,7 @@ func (r *reference) noteLeft() {
 }
 
 func (r *reference) withheld(e *entry) bool {
-	return e.Withheld != "" || e.Maker == port.MakerCNI && r.left(e)
+	return !e.Withheld.IsZero() || e.Maker == port.MakerCNI && r.left(e)
 }
 
 // slot returns the entries of a protocol and port in their order.
@@ -313,7 +313,7 @@ func (r *reference) serving(p port.Protocol, to netip.AddrPort) []*entry {
 	for _, a := range candidates {
 		ms := at(all, a)
 		if slices.ContainsFunc(ms, func(e *entry) bool {
-			return e.Origin.Source == "socket" && e.Withheld == "" && (e.DualStack || a.Is4() == to.Addr().Is4())
+			return e.Origin.Source == "socket" && e.Withheld.IsZero() && (e.DualStack || a.Is4() == to.Addr().Is4())
 		}) {
 			return ms
 		}

@@ -192,8 +192,8 @@ func bindingLine(b port.Binding) string {
 	for _, d := range b.Dial {
 		s += " " + d.String()
 	}
-	if b.Withheld != "" {
-		s += " (" + b.Withheld + ")"
+	if !b.Withheld.IsZero() {
+		s += " (" + b.Withheld.String() + ")"
 	}
 	return s
 }

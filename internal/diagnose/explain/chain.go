@@ -57,9 +57,9 @@ func (f *Facts) seen(o port.OriginInfo) Step {
 		since := o.Since.UTC().Truncate(time.Millisecond)
 		s.Since = &since
 	}
-	if o.Withheld != "" {
+	if !o.Withheld.IsZero() {
 		s.Mark = Warning
-		s.Text += ": " + o.Withheld
+		s.Text += ": " + o.Withheld.String()
 	}
 	for _, src := range f.Sources {
 		if src.Name == o.Source && src.State == "stale" {

@@ -70,7 +70,7 @@ func rivals(p *Publication) {
 	p.Decision = port.Decision{Rule: "rule 1", Pending: true, Reason: "owner not certain: claimed for container web and container db"}
 }
 
-func withheld(why string) func(*Publication) {
+func withheld(why port.Reason) func(*Publication) {
 	return func(p *Publication) {
 		p.Origins[0].Withheld = why
 		p.Decision = rules.Empty(rules.Loopback()).Decide(p.Publication)
@@ -216,28 +216,28 @@ var cases = []struct {
 		VerdictWellKnown, "a service of the guest's own network", "run `fairlead allow 5353/udp`, or add a rule for the port to the agent's configuration: {match: {protocol: udp, ports: 5353}, action: allow}",
 	},
 	{
-		"bound only", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound, not listening"))}},
+		"bound only", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.Unlistened)))}},
 		VerdictUnlistened, "bound, not listening", "listen()",
 	},
 	{
-		"device", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("bound to interface eth1, which has no address"))}},
+		"device", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.InterfaceBare, "eth1")))}},
 		VerdictInterface, "eth1", "without binding it to an interface",
 	},
 	{
-		"address of nobody", Facts{Publications: []Publication{pub(port.TCP, "10.0.0.9:8080", withheld("bound to an address that no interface has"))}},
+		"address of nobody", Facts{Publications: []Publication{pub(port.TCP, "10.0.0.9:8080", withheld(port.Because(port.AddressNowhere)))}},
 		VerdictWithheld, "no interface has", "have the server listen on an address of the guest",
 	},
 	{
-		"interface of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("limited to interface eth9"))}},
+		"interface of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.OnInterface, "eth9")))}},
 		VerdictInterface, "eth9", "action: allow",
 	},
 	{
-		"clients of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("limited to source 10.0.0.0/8"))}},
+		"clients of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.FromSources, "10.0.0.0/8")))}},
 		VerdictSourceOnly, "10.0.0.0/8", "action: allow",
 	},
 	{
-		"hidden by a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld("a rule before it may take its packets"))}},
-		VerdictWithheld, "may take its packets", "action: allow",
+		"hidden by a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.OverlappedRules)))}},
+		VerdictWithheld, "come before it", "action: allow",
 	},
 	{
 		"own", Facts{Sockets: []Socket{sock(port.TCP, "127.0.0.1:8080", Listening, func(s *Socket) { s.Own = true })}},

@@ -225,7 +225,7 @@ func servedBy(p *port.Publication, at netip.AddrPort) served {
 	best := notServed
 	for i := range p.Origins {
 		o := &p.Origins[i]
-		if o.Source != port.SourceSocket || o.Withheld != "" {
+		if o.Source != port.SourceSocket || !o.Withheld.IsZero() {
 			continue
 		}
 		has := func(is4 bool) bool {
@@ -255,8 +255,8 @@ func holder(all []port.Publication, at netip.AddrPort) string {
 				continue
 			}
 			text := strconv.Quote(o.Detail.String())
-			if o.Withheld != "" {
-				text += " (" + o.Withheld + ")"
+			if !o.Withheld.IsZero() {
+				text += " (" + o.Withheld.String() + ")"
 			}
 			return text
 		}

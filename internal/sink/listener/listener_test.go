@@ -249,7 +249,7 @@ func nat(addr string, dial ...string) port.Publication {
 }
 
 // socket adds a socket to a publication.
-func socket(p port.Publication, withheld string, dial ...string) port.Publication {
+func socket(p port.Publication, withheld port.Reason, dial ...string) port.Publication {
 	o := port.OriginInfo{
 		Origin: port.Origin{Source: "socket", ID: strings.Join(dial, ",")}, Detail: port.NewDetail("pid 811 (nginx)"), Withheld: withheld,
 	}
@@ -287,7 +287,7 @@ func TestNoPlaceholderBesideAServer(t *testing.T) {
 		p := nat("0.0.0.0:8080", "172.17.0.2:80")
 		g.put(p)
 		g.wait(700 * time.Millisecond)
-		both := socket(p, "", "127.0.0.1:8080")
+		both := socket(p, port.Reason{}, "127.0.0.1:8080")
 		g.put(both)
 		g.wait(time.Hour)
 		g.wantOpen("a proxy has the port")
@@ -319,7 +319,7 @@ func TestDockerRuleWaitsForItsProxy(t *testing.T) {
 		g.wantOpen("nobody says what Docker does", "127.0.0.1:8080")
 		g.drop(p)
 		// The proxy ends while Docker is restarted; the container goes on.
-		g.put(socket(said, "", "127.0.0.1:8080"))
+		g.put(socket(said, port.Reason{}, "127.0.0.1:8080"))
 		g.put(said)
 		g.wait(59 * time.Second)
 		g.wantOpen("the proxy is away")
@@ -357,19 +357,19 @@ func TestPublicationShapes(t *testing.T) {
 		{"another address", expose(nat("0.0.0.0:80", "10.0.0.1:80"), "192.168.1.5:80"), nil, []string{"failed 192.168.1.5:80 only 127.0.0.1"}},
 		{"UDP", udp, nil, []string{"denied 127.0.0.1:80 UDP is not enabled"}},
 		{"nothing serves it", nat("0.0.0.0:80"), nil, []string{"pending 127.0.0.1:80 nothing is known to serve it"}},
-		{"server on all addresses", socket(bare("0.0.0.0:80"), "", "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
-		{"server on loopback", socket(bare("127.0.0.1:80"), "", "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
-		{"server on ::1", socket(bare("[::1]:80"), "", "[::1]:80"), nil, []string{"active [::1]:80"}},
+		{"server on all addresses", socket(bare("0.0.0.0:80"), port.Reason{}, "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
+		{"server on loopback", socket(bare("127.0.0.1:80"), port.Reason{}, "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
+		{"server on ::1", socket(bare("[::1]:80"), port.Reason{}, "[::1]:80"), nil, []string{"active [::1]:80"}},
 		{"server of both families, which a relay shows at ::1 only",
-			expose(socket(dual, "", "127.0.0.1:80", "[::1]:80"), "127.0.0.1:80", "[::1]:80"), nil,
+			expose(socket(dual, port.Reason{}, "127.0.0.1:80", "[::1]:80"), "127.0.0.1:80", "[::1]:80"), nil,
 			[]string{"conflict 127.0.0.1:80 its own socket at [::]:80", "active [::1]:80"}},
-		{"a server for each family", expose(socket(socket(dual, "", "127.0.0.1:80"), "", "[::1]:80"), "127.0.0.1:80", "[::1]:80"), nil,
+		{"a server for each family", expose(socket(socket(dual, port.Reason{}, "127.0.0.1:80"), port.Reason{}, "[::1]:80"), "127.0.0.1:80", "[::1]:80"), nil,
 			[]string{"active 127.0.0.1:80", "active [::1]:80"}},
-		{"server on one address, which a relay does not see", socket(bare("192.0.2.2:80"), "", "192.0.2.2:80"),
+		{"server on one address, which a relay does not see", socket(bare("192.0.2.2:80"), port.Reason{}, "192.0.2.2:80"),
 			[]string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
-		{"server on another loopback address", expose(socket(bare("127.0.0.53:80"), "", "127.0.0.53:80"), "127.0.0.1:80"),
+		{"server on another loopback address", expose(socket(bare("127.0.0.53:80"), port.Reason{}, "127.0.0.53:80"), "127.0.0.1:80"),
 			[]string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
-		{"bound, not listening", socket(nat("0.0.0.0:80", "10.0.0.1:80"), "bound, not listening"), nil,
+		{"bound, not listening", socket(nat("0.0.0.0:80", "10.0.0.1:80"), port.Because(port.Unlistened)), nil,
 			[]string{`conflict 127.0.0.1:80 127.0.0.1:80 is held by "pid 811 (nginx)" (bound, not listening)`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -389,7 +389,7 @@ func TestPublicationShapes(t *testing.T) {
 // is left alone until it is free.
 func TestConflictNamesPortOwner(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
-		held := socket(nat("0.0.0.0:80"), "bound, not listening")
+		held := socket(nat("0.0.0.0:80"), port.Because(port.Unlistened))
 		held.Origins = held.Origins[1:]
 		held.Decision = port.Decision{Withheld: true}
 		p := nat("127.0.0.1:80", "10.0.0.1:80")
@@ -451,7 +451,7 @@ func TestPlaceholderYieldsToServer(t *testing.T) {
 		g.wait(59 * time.Second)
 		g.wantOpen("released again", "127.0.0.1:81")
 		// The server starts, and serves the publication.
-		both := socket(p, "", "127.0.0.1:80")
+		both := socket(p, port.Reason{}, "127.0.0.1:80")
 		g.put(both)
 		g.wait(time.Hour)
 		g.wantOutcome("the server has it", both, "active 127.0.0.1:80")
@@ -496,7 +496,7 @@ func TestWhatWasAskedForPrecedesPlainPorts(t *testing.T) {
 		g.wantOutcome("alone", plain, "active 127.0.0.1:80")
 	})
 	run(t, Options{}, func(g *rig) {
-		server, forwarded := socket(nat("0.0.0.0:80"), "", "127.0.0.1:80"), nat("0.0.0.0:8080", "10.0.0.2:80")
+		server, forwarded := socket(nat("0.0.0.0:80"), port.Reason{}, "127.0.0.1:80"), nat("0.0.0.0:8080", "10.0.0.2:80")
 		forwarded.Decision.Host = []netip.AddrPort{ap("127.0.0.1:80")}
 		g.put(server, forwarded)
 		g.wait(time.Second)
@@ -539,7 +539,7 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 // A socket of one publication serves all of its owner, and needs no placeholder.
 func TestServerServesAllPublicationsOfItsOwner(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
-		ps := owned(web, socket(nat("0.0.0.0:80"), "", "127.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.1:80"))
+		ps := owned(web, socket(nat("0.0.0.0:80"), port.Reason{}, "127.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.1:80"))
 		g.put(ps...)
 		g.wait(time.Second)
 		g.wantOpen("a server is there")
@@ -675,7 +675,7 @@ func TestServerBindsTakenWildcard(t *testing.T) {
 		g.wait(5 * time.Second)
 		g.wantOpen("taken", "127.0.0.1:80")
 		g.wantOutcome("taken", ps[1], "conflict 0.0.0.0:80")
-		ps = owned(web, nat("127.0.0.1:80", "10.0.0.1:80"), socket(nat("0.0.0.0:80", "10.0.0.1:80"), "", "0.0.0.0:80"))
+		ps = owned(web, nat("127.0.0.1:80", "10.0.0.1:80"), socket(nat("0.0.0.0:80", "10.0.0.1:80"), port.Reason{}, "0.0.0.0:80"))
 		ps[1].Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
 		g.put(ps[1])
 		g.wait(time.Second)
@@ -708,7 +708,7 @@ func TestFailedWildcardIsRetried(t *testing.T) {
 // its owner from being opened.
 func TestOwnSocketIsNoConflict(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
-		ps := owned(web, socket(nat("127.0.0.1:80"), "", "127.0.0.1:80"), nat("0.0.0.0:80", "10.0.0.1:80"), nat("192.0.2.2:80", "10.0.0.1:80"))
+		ps := owned(web, socket(nat("127.0.0.1:80"), port.Reason{}, "127.0.0.1:80"), nat("0.0.0.0:80", "10.0.0.1:80"), nat("192.0.2.2:80", "10.0.0.1:80"))
 		ps[1].Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
 		ps[2].Decision.Host = []netip.AddrPort{ap("127.0.0.1:80")}
 		g.put(ps...)

@@ -16,9 +16,6 @@ import (
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// foreign is why a binding is withheld at an address of another machine.
-const foreign = "this machine does not have the address"
-
 // Pauses between lookups that fail.
 const (
 	retryLookupMin = time.Second
@@ -143,12 +140,12 @@ func (o *OwnAddresses) own(a netip.Addr) bool {
 // is dialled there. Docker and containerd take no other address than their machine's, so
 // what they declare elsewhere is withheld whatever else leads to it.
 func withhold(b port.Binding) port.Binding {
-	if len(b.Dial) == 0 || b.Withheld != "" {
+	if len(b.Dial) == 0 || !b.Withheld.IsZero() {
 		return b
 	}
 	here := slices.DeleteFunc(slices.Clone(b.Dial), func(d netip.AddrPort) bool { return d.Addr() == b.Address })
 	if len(here) == 0 || b.Dial[0].Addr() == b.Address && b.Owner.Kind != port.OwnerService {
-		b.Withheld = foreign
+		b.Withheld = port.Because(port.AddressElsewhere)
 		return b
 	}
 	b.Dial = here

@@ -36,6 +36,8 @@ func service(b port.Binding) port.Binding {
 	return b
 }
 
+var foreign = port.Because(port.AddressElsewhere)
+
 func TestForeignAddressesAreWithheld(t *testing.T) {
 	own := []string{"192.168.1.5"}
 	f := new(enginetest.Feed)
@@ -61,7 +63,7 @@ func TestForeignAddressesAreWithheld(t *testing.T) {
 		service(declared("[2001:db8::9]:80", "[2001:db8::9]:80", "[fd00::2]:8080", "[2001:db8::9]:81")), // without a cluster address of IPv6
 		service(declared("[2001:db8::a]:80", "[2001:db8::a]:80")),                                       // its endpoints are not known
 	}
-	want := func(key, withheld, dial string) {
+	want := func(key string, withheld port.Reason, dial string) {
 		t.Helper()
 		b := f.Find(key)
 		text := ""
@@ -74,15 +76,15 @@ func TestForeignAddressesAreWithheld(t *testing.T) {
 	}
 	check := func() {
 		t.Helper()
-		want("tcp 0.0.0.0:80", "", " 127.0.0.1:80")
-		want("tcp 127.0.0.2:80", "", " 127.0.0.2:80")
-		want("tcp 192.168.1.5:80", "", " 192.168.1.5:80 10.0.0.2:80")
+		want("tcp 0.0.0.0:80", port.Reason{}, " 127.0.0.1:80")
+		want("tcp 127.0.0.2:80", port.Reason{}, " 127.0.0.2:80")
+		want("tcp 192.168.1.5:80", port.Reason{}, " 192.168.1.5:80 10.0.0.2:80")
 		want("tcp 169.254.169.254:80", foreign, " 169.254.169.254:80 10.0.0.2:80")
 		want("tcp 203.0.113.9:2222", foreign, " 203.0.113.9:2222")
 		want("tcp 203.0.113.1:80", foreign, " 203.0.113.1:80")
-		want("tcp 192.168.1.60:80", "", " 10.96.0.7:80 10.0.0.2:80")
-		want("tcp 192.168.1.61:80", "", "")
-		want("tcp [2001:db8::9]:80", "", " [fd00::2]:8080")
+		want("tcp 192.168.1.60:80", port.Reason{}, " 10.96.0.7:80 10.0.0.2:80")
+		want("tcp 192.168.1.61:80", port.Reason{}, "")
+		want("tcp [2001:db8::9]:80", port.Reason{}, " [fd00::2]:8080")
 		want("tcp [2001:db8::a]:80", foreign, " [2001:db8::a]:80")
 	}
 	o.Replace(set)
@@ -93,7 +95,7 @@ func TestForeignAddressesAreWithheld(t *testing.T) {
 	// Addresses come and go.
 	own = []string{"203.0.113.9"}
 	o.recheck()
-	want("tcp 203.0.113.9:2222", "", " 203.0.113.9:2222")
+	want("tcp 203.0.113.9:2222", port.Reason{}, " 203.0.113.9:2222")
 	want("tcp 192.168.1.5:80", foreign, " 192.168.1.5:80 10.0.0.2:80")
 	o.Apply(port.Change{Drop: []port.Origin{{ID: "203.0.113.9:2222"}}})
 	own = nil

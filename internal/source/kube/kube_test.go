@@ -551,7 +551,7 @@ func TestSourceRanges(t *testing.T) {
 	bs, _ := compact(received(s)).declare("", nil, false)
 	for _, b := range bs {
 		limited := b.Port == 80
-		if (b.Withheld == "limited to source 10.0.0.0/8") != limited {
+		if (b.Withheld == port.Because(port.FromSources, "10.0.0.0/8")) != limited {
 			t.Errorf("%s: withheld %q", b.Key, b.Withheld)
 		}
 		if limited && (len(b.Dial) != 1 || b.Dial[0] != netip.MustParseAddrPort("192.168.1.5:80")) {
@@ -561,7 +561,7 @@ func TestSourceRanges(t *testing.T) {
 	s.Spec.LoadBalancerSourceRanges = []string{"0.0.0.0/0"}
 	bs, _ = compact(received(s)).declare("", nil, false)
 	for _, b := range bs {
-		if b.Withheld != "" {
+		if !b.Withheld.IsZero() {
 			t.Errorf("%s: withheld %q though open to all", b.Key, b.Withheld)
 		}
 	}

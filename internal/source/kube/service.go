@@ -229,7 +229,7 @@ func (s service) declare(cluster string, serving []endpoints, known bool) (bindi
 		}
 		pods, served := s.pods(p, serving)
 		served = served || !known
-		add := func(kind string, addr netip.Addr, number int32, own netip.Addr, withheld string) {
+		add := func(kind string, addr netip.Addr, number int32, own netip.Addr, withheld port.Reason) {
 			b := port.Binding{
 				Key:      port.Key{Protocol: proto, Address: addr, Port: uint16(number)},
 				Origin:   port.Origin{ID: s.id() + "/" + kind + "/" + proto.String() + "/" + netip.AddrPortFrom(addr, uint16(number)).String()},
@@ -245,13 +245,13 @@ func (s service) declare(cluster string, serving []endpoints, known bool) (bindi
 			// The cluster's own address answers in each mode of kube-proxy; a
 			// node port on loopback only in some.
 			for _, ip := range s.clusterIPs {
-				if ip.Is4() == addr.Is4() && withheld == "" {
+				if ip.Is4() == addr.Is4() && withheld.IsZero() {
 					b.Dial = append(b.Dial, netip.AddrPortFrom(ip, uint16(p.port)))
 				}
 			}
 			b.Dial = append(b.Dial, netip.AddrPortFrom(own, uint16(number)))
 			for _, pod := range pods {
-				if pod.Addr().Is4() == addr.Is4() && withheld == "" {
+				if pod.Addr().Is4() == addr.Is4() && withheld.IsZero() {
 					b.Dial = append(b.Dial, pod)
 				}
 			}
@@ -263,18 +263,18 @@ func (s service) declare(cluster string, serving []endpoints, known bool) (bindi
 				if v4 {
 					any = netip.IPv4Unspecified()
 				}
-				add("node port", any, p.nodePort, port.Loopback(any), "")
+				add("node port", any, p.nodePort, port.Loopback(any), port.Reason{})
 			}
 		}
-		withheld := ""
+		var withheld port.Reason
 		if len(s.ranges) > 0 {
-			withheld = "limited to source " + strings.Join(s.ranges, ", ")
+			withheld = port.Because(port.FromSources, strings.Join(s.ranges, ", "))
 		}
 		for _, ip := range s.ingress {
 			add("load balancer", ip, p.port, ip, withheld)
 		}
 		for _, ip := range s.external {
-			add("external IP", ip, p.port, ip, "")
+			add("external IP", ip, p.port, ip, port.Reason{})
 		}
 	}
 	slices.SortFunc(bindings, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })

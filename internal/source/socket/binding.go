@@ -36,7 +36,7 @@ func (h *handler) binding(s *observer.Socket) port.Binding {
 		h.search(s.Cookie)
 	}
 	if !s.Listening {
-		b.Withheld = "bound, not listening"
+		b.Withheld = port.Because(port.Unlistened)
 		return b
 	}
 	b.Dial, b.Withheld = h.network.reach(s)

@@ -19,24 +19,24 @@ import (
 func TestUDPAddressThatCannotAnswerIsWithheld(t *testing.T) {
 	m := newMachine(t, "0::/\n")
 	h, _ := m.handler(0)
-	const multicast, broadcast = "bound to a multicast address: no answer can come from there", "bound to a broadcast address: no answer can come from there"
+	multicast, broadcast := port.Because(port.MulticastAddress), port.Because(port.BroadcastAddress)
 	for _, c := range []struct {
 		protocol port.Protocol
 		address  string
-		want     string
+		want     port.Reason
 	}{
 		{port.UDP, "224.0.0.251", multicast},
 		{port.UDP, "ff02::fb", multicast},
 		{port.UDP, "10.0.0.255", broadcast},
-		{port.UDP, "10.0.0.1", ""},
-		{port.UDP, "127.0.0.1", ""},
-		{port.UDP, "0.0.0.0", ""},
-		{port.UDP, "fd00::1", ""},
+		{port.UDP, "10.0.0.1", port.Reason{}},
+		{port.UDP, "127.0.0.1", port.Reason{}},
+		{port.UDP, "0.0.0.0", port.Reason{}},
+		{port.UDP, "fd00::1", port.Reason{}},
 	} {
 		b := h.binding(&observer.Socket{
 			Cookie: 1, Protocol: c.protocol, Address: netip.MustParseAddr(c.address), Port: 5353, Listening: true,
 		})
-		if b.Withheld != c.want || (len(b.Dial) == 0) != (c.want != "") {
+		if b.Withheld != c.want || (len(b.Dial) == 0) == c.want.IsZero() {
 			t.Errorf("%v %s: withheld %q, dialled at %v; want %q", c.protocol, c.address, b.Withheld, b.Dial, c.want)
 		}
 	}
@@ -109,11 +109,11 @@ func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
 		b := h.binding(&observer.Socket{
 			Cookie: 1, Protocol: port.TCP, Address: netip.MustParseAddr(c.address), Port: 80, V6Only: c.v6only, Listening: true, Device: c.device,
 		})
-		got := b.Withheld
+		got := b.Withheld.String()
 		if got == "" {
 			got = fmt.Sprint(b.Dial)
 		}
-		if got != c.want || (b.Withheld == "") != (len(b.Dial) > 0) {
+		if got != c.want || (b.Withheld.IsZero()) != (len(b.Dial) > 0) {
 			t.Errorf("device %d, %s: %s, want %s", c.device, c.address, got, c.want)
 		}
 	}

@@ -22,7 +22,7 @@ type diary struct {
 
 func (d *diary) note(bs []port.Binding) {
 	for _, b := range bs {
-		if b.Withheld == "" {
+		if b.Withheld.IsZero() {
 			d.entries = append(d.entries, "listens")
 		} else {
 			d.entries = append(d.entries, "bound")

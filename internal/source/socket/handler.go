@@ -24,7 +24,7 @@ import (
 type placed struct {
 	socket   observer.Socket
 	dial     []netip.AddrPort
-	withheld string
+	withheld port.Reason
 }
 
 // boundDelay is how long a TCP socket that was bound may take until it listens.

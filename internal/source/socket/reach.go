@@ -64,38 +64,38 @@ func depends(s *observer.Socket) bool {
 }
 
 // reach returns where the guest itself reaches a socket, best first, or why it cannot.
-func (n *network) reach(s *observer.Socket) (dial []netip.AddrPort, withheld string) {
+func (n *network) reach(s *observer.Socket) (dial []netip.AddrPort, withheld port.Reason) {
 	addr := s.Address
 	switch {
 	case addr.IsMulticast():
-		return nil, "bound to a multicast address: no answer can come from there"
+		return nil, port.Because(port.MulticastAddress)
 	case s.Device != 0:
 		return n.onDevice(s)
 	case depends(s):
 		switch n.kind(addr) {
 		case netwatch.Broadcast:
-			return nil, "bound to a broadcast address: no answer can come from there"
+			return nil, port.Because(port.BroadcastAddress)
 		case netwatch.Elsewhere:
-			return nil, "bound to an address that no interface has"
+			return nil, port.Because(port.AddressNowhere)
 		}
 	}
-	return dialed(addr, s.Port, s.V6Only), ""
+	return dialed(addr, s.Port, s.V6Only), port.Reason{}
 }
 
 // onDevice is reach for a socket that is bound to an interface. The kernel delivers
 // what the guest sends to an own address as received on the interface that has it, so
 // the socket is reached at the interface's addresses and nowhere else.
-func (n *network) onDevice(s *observer.Socket) (dial []netip.AddrPort, withheld string) {
+func (n *network) onDevice(s *observer.Socket) (dial []netip.AddrPort, withheld port.Reason) {
 	name := n.name(s.Device)
 	if name == loopback && (s.Address.IsUnspecified() || s.Address.IsLoopback()) {
-		return dialed(s.Address, s.Port, s.V6Only), ""
+		return dialed(s.Address, s.Port, s.V6Only), port.Reason{}
 	}
 	own := n.addresses(s.Device)
 	if !s.Address.IsUnspecified() {
 		if !slices.Contains(own, s.Address) {
-			return nil, "bound to interface " + name + ", which does not have the address"
+			return nil, port.Because(port.InterfaceLacks, name)
 		}
-		return dialed(zoned(s.Address, name), s.Port, false), ""
+		return dialed(zoned(s.Address, name), s.Port, false), port.Reason{}
 	}
 	global := func(a netip.Addr) bool { return a.Is6() && !a.IsLinkLocalUnicast() }
 	if s.Address.Is4() || !s.V6Only {
@@ -108,9 +108,9 @@ func (n *network) onDevice(s *observer.Socket) (dial []netip.AddrPort, withheld 
 		dial = appendAll(dial, own, name, s.Port, netip.Addr.Is6)
 	}
 	if len(dial) == 0 {
-		return nil, "bound to interface " + name + ", which has no address"
+		return nil, port.Because(port.InterfaceBare, name)
 	}
-	return dial, ""
+	return dial, port.Reason{}
 }
 
 const loopback = "lo"

@@ -24,7 +24,7 @@ type draft struct {
 	first    *entry
 	free     bool // for every client, who may be on this machine alone
 	external bool // for every client on other machines
-	withheld string
+	withheld port.Reason
 	order    string // why it is not certain that its rule is the first
 	targets  []netip.AddrPort
 	lead     int  // how many of targets are of its rule; the others are of balancers after it
@@ -65,7 +65,7 @@ func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, s share) {
 	for _, addr := range certain.addrs {
 		c.draftAt(drafts, id, s, s.Certain, addr, certain.withheld)
 	}
-	if s.doubt == "" {
+	if s.doubt.IsZero() {
 		return
 	}
 	for _, addr := range c.keys(s.Possible, id.v6).addrs {
@@ -77,11 +77,11 @@ func (c *Compiler) draft(drafts map[bindingKey]*draft, id slotID, s share) {
 
 // draftAt adds what packets r of a share open at one address. The wildcard is split
 // where some of its addresses are limited and others are not.
-func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r region.Region, addr netip.Addr, withheld string) {
+func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r region.Region, addr netip.Addr, withheld port.Reason) {
 	if addr.IsUnspecified() && len(c.reachable(id.v6)) == 0 {
 		withheld = cmp.Or(c.limit(s, r, addr, id.v6), withheld)
 	}
-	if withheld != "" {
+	if !withheld.IsZero() {
 		c.merge(drafts, id, s, r, addr, withheld)
 		return
 	}
@@ -101,7 +101,7 @@ func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r r
 		reachable = reachable[:1]
 	}
 	first := c.limit(s, r, reachable[0], id.v6)
-	if !slices.ContainsFunc(reachable[1:], func(a netip.Addr) bool { return (c.limit(s, r, a, id.v6) == "") != (first == "") }) {
+	if !slices.ContainsFunc(reachable[1:], func(a netip.Addr) bool { return c.limit(s, r, a, id.v6).IsZero() != first.IsZero() }) {
 		c.merge(drafts, id, s, r, addr, first)
 		return
 	}
@@ -111,21 +111,21 @@ func (c *Compiler) draftAt(drafts map[bindingKey]*draft, id slotID, s share, r r
 }
 
 // merge adds a share's packets r to the draft of one address.
-func (c *Compiler) merge(drafts map[bindingKey]*draft, id slotID, s share, r region.Region, addr netip.Addr, why string) {
+func (c *Compiler) merge(drafts map[bindingKey]*draft, id slotID, s share, r region.Region, addr netip.Addr, why port.Reason) {
 	k := bindingKey{s.rule.chain.table.id, addr}
 	d := drafts[k]
 	switch {
 	case d == nil:
 		d = &draft{first: s.entry, withheld: why, order: s.order}
 		drafts[k] = d
-	case d.free && why != "":
+	case d.free && !why.IsZero():
 		return // it is open without these packets
-	case !d.free && why == "":
+	case !d.free && why.IsZero():
 		*d = draft{first: s.entry, order: s.order}
 	case !d.free && (why != d.withheld || !d.first.m.maybe):
 		return // another server, for other clients
 	}
-	if why == "" {
+	if why.IsZero() {
 		d.free, d.external = true, d.external || s.act.hook == ruleset.HookPrerouting
 	}
 	if d.external && s.act.hook == ruleset.HookOutput {
@@ -150,7 +150,7 @@ func (c *Compiler) merge(drafts map[bindingKey]*draft, id slotID, s share, r reg
 // keys are addresses to publish a port at.
 type keys struct {
 	addrs    []netip.Addr
-	withheld string
+	withheld port.Reason
 }
 
 // keys returns the addresses that packets of r are published for: the wildcard if
@@ -172,7 +172,7 @@ func (c *Compiler) keys(r region.Region, v6 bool) keys {
 		if in := c.localKeys(to, v6); len(in) > 0 || !region.Most(to, v6) {
 			return keys{addrs: in}
 		}
-		return keys{[]netip.Addr{wildcard(v6)}, "this machine has no address of this family that other machines reach"}
+		return keys{[]netip.Addr{wildcard(v6)}, port.Because(port.NoAddress)}
 	}
 	if !addrs.Meets(c.host.reachableSet[familyIndex(v6)], to.Complement()) {
 		return keys{addrs: []netip.Addr{wildcard(v6)}}
@@ -184,7 +184,7 @@ func (c *Compiler) keys(r region.Region, v6 bool) keys {
 	if in := left(reachable); len(in) > 0 {
 		return keys{addrs: in}
 	}
-	return keys{left(nodes), "leaves out every address that other machines reach"}
+	return keys{left(nodes), port.Because(port.LeavesOutReached)}
 }
 
 // reachable returns the own addresses of a family on interfaces that carry a default
@@ -244,10 +244,10 @@ func (c *Compiler) uniform(r region.Region, hook uint8, v6 bool) bool {
 	})
 }
 
-// limit says what keeps an own address from being open to every client, or "".
-func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) string {
+// limit says what keeps an own address from being open to every client, no reason if nothing does.
+func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) port.Reason {
 	if s.m.clients != "" {
-		return "limited to sources in " + s.m.clients
+		return port.Because(port.FromList, s.m.clients)
 	}
 	addrs := region.Addrs(v6)
 	from := addrs.None()
@@ -268,20 +268,20 @@ func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) str
 	mostly := region.Most(from, v6)
 	switch {
 	case mostly && s.act.hook == ruleset.HookOutput && !c.comesFrom(from, addr, v6):
-		return "limited to source " + addrsText(from, v6)
+		return port.Because(port.FromSources, addrsText(from, v6))
 	case mostly:
-		return ""
+		return port.Reason{}
 	case !region.Most(sources, v6):
-		return "limited to source " + addrsText(sources, v6)
+		return port.Because(port.FromSources, addrsText(sources, v6))
 	case !remote:
-		return "limited to local sources"
+		return port.Because(port.FromHere)
 	}
 	for _, n := range c.host.Uplinks {
 		if !region.Names().Contains(interfaces, n) && region.Names().Contains(interfaces, unnamed) {
-			return "excludes interface " + n + ", which carries the default route"
+			return port.Because(port.WithoutUplink, n)
 		}
 	}
-	return "limited to interface " + region.NamesText(interfaces)
+	return port.Because(port.OnInterface, region.NamesText(interfaces))
 }
 
 // comesFrom reports whether sources has all that a connection of this machine to an
@@ -330,7 +330,7 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 	}
 	for k, d := range drafts {
 		if external && d.free && !d.external {
-			d.withheld = "for programs of the guest alone, while others reach another address of it"
+			d.withheld = port.Because(port.ForTheGuest)
 		}
 		key := port.Key{Protocol: id.slot.Protocol, Address: k.addr, Port: id.slot.Port}
 		b := port.Binding{
@@ -375,8 +375,8 @@ func (c *Compiler) elsewhere(id slotID) string {
 		to = []netip.Addr{wildcard(id.v6)}
 	}
 	for _, s := range c.shares(id, list, false) {
-		unsure := s.problem != "" || s.publishable() && s.doubt != ""
-		if unsure && slices.ContainsFunc(to, func(a netip.Addr) bool { return c.limit(s, s.Possible, a, id.v6) == "" }) {
+		unsure := s.problem != "" || s.publishable() && !s.doubt.IsZero()
+		if unsure && slices.ContainsFunc(to, func(a netip.Addr) bool { return c.limit(s, s.Possible, a, id.v6).IsZero() }) {
 			return "a rule of the prerouting hook may take connections of other machines: " + s.rule.text()
 		}
 	}

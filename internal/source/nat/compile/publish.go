@@ -15,7 +15,7 @@ import (
 type published struct {
 	origin   string // its id
 	address  netip.Addr
-	withheld string
+	withheld port.Reason
 	inner    bool
 	maker    port.Maker
 	rule     uint64

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
@@ -14,8 +15,8 @@ import (
 type share struct {
 	*entry
 	region.Bounds
-	doubt string // why not all that is possible is certain, "" if it is
-	order string // why it is not certain that no other rule comes first
+	doubt port.Reason // why not all that is possible is certain, no reason if it is
+	order string      // why it is not certain that no other rule comes first
 }
 
 // tableMarks is why a rule that tests the packet mark decides nothing for certain. Tables
@@ -84,23 +85,23 @@ func (t *taken) spare(e *entry, r region.Region, v6 bool) {
 }
 
 // doubt names the first entry that may have taken some of r.
-func (t *taken) doubt(sp region.Space, r region.Region) string {
+func (t *taken) doubt(sp region.Space, r region.Region) port.Reason {
 	for i := range t.unsure {
 		u := &t.unsure[i]
 		if slices.ContainsFunc(r, func(b region.Box) bool { return sp.OverlapsBox(u.Possible, &b) }) {
 			if u.m.marks && len(u.m.opaque) == 0 {
-				return "an earlier rule " + tableMarks + ": " + u.rule.text()
+				return port.Because(port.EarlierMarks, u.rule.text())
 			}
 			if u.m.others || u.m.clients != "" {
-				return "may be decided by an earlier rule for sources that come and go: " + u.rule.text()
+				return port.Because(port.EarlierChanging, u.rule.text())
 			}
 			if u.m.maybe {
-				return "an earlier rule of another table takes some of its packets: " + u.rule.text()
+				return port.Because(port.EarlierTable, u.rule.text())
 			}
-			return "may be decided by an earlier rule that is not understood: " + u.rule.text()
+			return port.Because(port.EarlierUnread, u.rule.text())
 		}
 	}
-	return ""
+	return port.Reason{}
 }
 
 // walk follows the packets for a slot through the entries of a hook.
@@ -130,7 +131,7 @@ func (c *Compiler) shares(id slotID, list []*entry, crowded bool) []share {
 			continue
 		}
 		if crowded {
-			s.Certain, s.doubt = nil, "too many rules come before it"
+			s.Certain, s.doubt = nil, port.Because(port.ManyRulesBefore)
 		}
 		w.take(e, s.Bounds)
 		out = append(out, s)
@@ -222,7 +223,7 @@ func (w *walk) share(e *entry, box region.Box) share {
 		}
 		before := s.Certain
 		s.Bounds = w.space.Without(s.Bounds, t.Bounds)
-		if s.doubt == "" {
+		if s.doubt.IsZero() {
 			s.doubt = t.doubt(w.space, before)
 		}
 	}
@@ -233,8 +234,8 @@ func (w *walk) share(e *entry, box region.Box) share {
 		}
 	}
 	w.eachScope(e, subtract)
-	if s.Certain.Empty() && s.doubt == "" {
-		s.doubt = "too many rules that overlap come before it"
+	if s.Certain.Empty() && s.doubt.IsZero() {
+		s.doubt = port.Because(port.OverlappedRules)
 	}
 	return s
 }
