@@ -20,7 +20,8 @@ func newExplain() *cobra.Command {
 		Use:   "explain PORT[/tcp|/udp]",
 		Short: "Explain why a port is, or is not, reachable on the host, and what to do next",
 		Long: "Explain why a port is, or is not, reachable on the host, and what to do next.\n\n" +
-			"Exit status: 0 if it is reachable, 1 if not or if the agent does not answer, 2 usage error.",
+			"Exit status: 0 if it is reachable, or open and not tested, 1 if not or if the agent does not answer,\n" +
+			"2 usage error.",
 		Example: "  fairlead explain 8080\n  fairlead explain 53/udp\n  fairlead explain 8080 && xdg-open http://localhost:8080",
 		GroupID: groupInspect,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -50,6 +50,12 @@ var (
 	errHidden    = errors.New("not open to other machines any more")
 )
 
+// FlowError is the answer of a guest that did not open a flow.
+type FlowError struct{ wire.FlowReply }
+
+// Error implements error.
+func (e *FlowError) Error() string { return fmt.Sprintf("guest: %s: %s", e.Status, e.Reason) }
+
 // use sets the session, nil for none.
 func (f *flows) use(s link.Session) {
 	f.mu.Lock()
@@ -133,7 +139,7 @@ func (h *Host) stream(ctx context.Context, c *claim, peer, at netip.AddrPort) (l
 	if reply.Status != wire.FlowOK {
 		_ = stream.Close()
 		h.stats.refused.Add(1)
-		return nil, fmt.Errorf("guest: %s: %s", reply.Status, reply.Reason)
+		return nil, &FlowError{reply}
 	}
 	if err := h.mayGoOn(c, true); err != nil {
 		_ = stream.Reset()

@@ -5,20 +5,28 @@ package hostpeer
 import (
 	"cmp"
 	"context"
+	"errors"
+	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/wire"
 )
+
+// dialTimeout is how long the guest has to reach a server.
+const dialTimeout = 3 * time.Second
 
 var _ status.Explainer = provider{}
 
 // Explain implements status.Explainer with what a host knows: the publications of
-// guests and their outcomes, and what guests report that they do not publish. It dials nothing.
-func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, error) {
+// guests and their outcomes, what guests report that they do not publish, and whether a
+// server answers its guest.
+func (p provider) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
 	f := explain.Facts{Query: q, Now: time.Now(), Host: true, ForwardsFile: p.forwards.Path()}
 	var err error
 	if f.Runtime, err = p.forwards.List(); err != nil {
@@ -38,6 +46,7 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 		f.Unread = append(f.Unread, unread(g, names)...)
 	}
 	f.Unread = explain.UnreadAbout(f.Unread, q.Port)
+	asked := make(map[int]host.Publication) // by the index in f.Publications
 	for _, pub := range p.host.View().All() {
 		for _, o := range pub.Outcomes {
 			f.HostPorts = append(f.HostPorts, port.Slot{Protocol: pub.Key.Protocol, Port: o.HostAddress.Port()})
@@ -55,14 +64,45 @@ func (p provider) Explain(_ context.Context, q explain.Query) (explain.Report, e
 				Sink: "host", State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since,
 			})
 		}
+		if q.Dial && pub.Key.Protocol == port.TCP && q.Protocol != port.UDP && !pub.Lost {
+			asked[len(f.Publications)] = pub
+		}
 		f.Publications = append(f.Publications, e)
 	}
+	var dials sync.WaitGroup
+	for i, pub := range asked {
+		dials.Go(func() { f.Publications[i].Dials = []explain.Dial{p.dial(ctx, pub)} })
+	}
+	dials.Wait()
 	for _, u := range p.host.Unpublished().View().All() {
 		if u.Key.Port == q.Port && u.Waits == "" { // the server of the control socket adds what waits
 			f.Publications = append(f.Publications, explain.Publication{Publication: unpublished(u), Guest: u.Guest, GuestName: names[u.Guest]})
 		}
 	}
 	return explain.Evaluate(f), nil
+}
+
+// dial has the guest dial the server of a publication, as for a client, and sends nothing.
+func (p provider) dial(ctx context.Context, pub host.Publication) (d explain.Dial) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	at := netip.AddrPortFrom(port.Loopback(pub.Key.Address), pub.Key.Port)
+	flow, err := p.host.Dial(ctx, ctx, host.Reach{ID: pub.ID, Owner: pub.Owner, At: at})
+	var reply *host.FlowError
+	switch {
+	case err == nil:
+		_ = flow.Close()
+		d.Answer = explain.Answers
+	case errors.As(err, &reply) && reply.Status == wire.FlowRefused:
+		d.Answer, d.Detail = explain.Refuses, reply.Reason
+	case errors.As(err, &reply) && reply.Status == wire.FlowUnreachable:
+		d.Answer, d.Detail = explain.Silent, reply.Reason
+	case ctx.Err() != nil:
+		d.Answer = explain.Silent
+	default:
+		d.Answer, d.Detail = explain.NotTried, err.Error()
+	}
+	return d
 }
 
 // leadsTo reports whether a publication is open at a host port.

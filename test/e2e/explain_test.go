@@ -35,9 +35,11 @@ type why struct {
 	step  string // in the text of a step, "" for none
 }
 
-// explained is the output of `explain -o json`.
-func (r *rig) explained(ask string) (explain.Report, error) {
-	args := append([]string{"explain", "-o", "json", "--control", r.agentCtl}, strings.Fields(ask)...)
+// explained is the output of `explain -o json` in the guest.
+func (r *rig) explained(ask string) (explain.Report, error) { return r.explainedAt(r.agentCtl, ask) }
+
+func (r *rig) explainedAt(control, ask string) (explain.Report, error) {
+	args := append([]string{"explain", "-o", "json", "--control", control}, strings.Fields(ask)...)
 	out, stderr, code := fairlead(r.t, args...)
 	var rep explain.Report
 	if err := json.Unmarshal([]byte(out), &rep); err != nil {
@@ -183,7 +185,7 @@ func TestExplainReasons(t *testing.T) {
 		},
 		{
 			name: "UDP is there", build: binds("udp4", "0.0.0.0:8004", "8004"),
-			want: explain.VerdictActive, says: "8004/udp is reachable", step: "sink hostlink ok: active at 127.0.0.1:8004",
+			want: explain.VerdictUntested, says: "8004/udp is open, not tested, on the host at 127.0.0.1:8004", step: "sink hostlink ok: active at 127.0.0.1:8004",
 		},
 		{
 			name: "another protocol", build: binds("udp4", "0.0.0.0:8005", "8005/tcp"),
@@ -246,7 +248,7 @@ func TestExplainReasons(t *testing.T) {
 		},
 		{
 			name: "a NAT rule that works", build: func(t *testing.T, r *rig) string {
-				r.guest.listen(t, "tcp4", "127.0.0.1:18016")
+				r.guest.listen(t, "tcp4", "0.0.0.0:18016") // which the rule leads to at 192.0.2.9
 				return natRule("8016", `tcp dport 8016 redirect to :18016`)(t, r)
 			},
 			want: explain.VerdictActive, says: "8016/tcp is reachable", step: "seen ok: nat: ip why8016 pre: ",
@@ -257,7 +259,7 @@ func TestExplainReasons(t *testing.T) {
 		},
 		{
 			name: "without a dial there is no answer to miss", build: natRule("8017 --no-dial", `tcp dport 8017 redirect to :18017`),
-			want: explain.VerdictActive, says: "8017/tcp is reachable", step: "dial skipped",
+			want: explain.VerdictUntested, says: "8017/tcp is open, not tested,", step: "dial skipped",
 		},
 		{
 			name: "a UDP client", build: func(t *testing.T, r *rig) string {
@@ -361,18 +363,50 @@ func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
 	})
 }
 
-// Without --dial, explain connects to nothing.
+// A host has the guest dial the server, and calls a port reachable if that answers.
+func TestExplainOnHostAsksTheGuest(t *testing.T) {
+	r := newRig(t).start()
+	r.guest.listen(t, "tcp4", "127.0.0.1:8001")
+	r.guest.listenPacket(t, "udp4", "127.0.0.1:8002")
+	r.guest.sh(t, "ip addr add 192.0.2.9/32 dev lo")
+	natRule("8017", `tcp dport 8017 redirect to :18017`)(t, r)
+	for _, c := range []struct {
+		ask, k string
+		want   explain.Verdict
+		says   string
+	}{
+		{"8001", "tcp 127.0.0.1:8001", explain.VerdictActive, "8001/tcp is reachable on the host at 127.0.0.1:8001"},
+		{"8001 --no-dial", "tcp 127.0.0.1:8001", explain.VerdictUntested, "8001/tcp is open, not tested,"},
+		{"8002", "udp 127.0.0.1:8002", explain.VerdictUntested, "8002/udp is open, not tested,"},
+		{"8017", "tcp 0.0.0.0:8017", explain.VerdictNoAnswer, "but the server in the guest refuses"},
+	} {
+		r.wantState(c.k, "active")
+		if rep, err := r.explainedAt(r.hostCtl, c.ask); err != nil || rep.Verdict != c.want || !strings.Contains(rep.Summary, c.says) {
+			t.Errorf("%s: %s: %q, %v; want %s: %q", c.ask, rep.Verdict, rep.Summary, err, c.want, c.says)
+		}
+	}
+}
+
+// Without a dial, explain connects to nothing, in the guest and on its host.
 func TestExplainDialsOnlyWhenAsked(t *testing.T) {
+	for role, control := range map[string]func(*rig) string{
+		"guest": func(r *rig) string { return r.agentCtl }, "host": func(r *rig) string { return r.hostCtl },
+	} {
+		t.Run(role, func(t *testing.T) { explainDialsWhenAsked(t, control) })
+	}
+}
+
+func explainDialsWhenAsked(t *testing.T, control func(*rig) string) {
 	r := newRig(t).start()
 	l := r.guest.listen(t, "tcp4", "127.0.0.1:8001")
 	accepted := make(chan struct{}, 100)
 	go hangUp(l, func() { accepted <- struct{}{} })
 	r.wantState("tcp 127.0.0.1:8001", "active")
 	for range 5 {
-		r.eventually("an answer", func() error { _, err := r.explained("8001 --no-dial"); return err })
+		r.eventually("an answer", func() error { _, err := r.explainedAt(control(r), "8001 --no-dial"); return err })
 	}
 	asked := 0
-	r.eventually("an answer with a dial", func() error { asked++; _, err := r.explained("8001"); return err })
+	r.eventually("an answer with a dial", func() error { asked++; _, err := r.explainedAt(control(r), "8001"); return err })
 	<-accepted // of the last one
 	if n := len(accepted); n >= asked {
 		t.Errorf("%d connections though %d were asked for", n+1, asked)

@@ -26,7 +26,7 @@ func (f *Facts) chain(p *Publication) Chain {
 	for _, w := range p.Decision.Warnings() {
 		c.Steps = append(c.Steps, Step{Step: "label", Mark: Warning, Text: w})
 	}
-	if p.Decision.Allow && !f.Host {
+	if p.Decision.Allow && (!f.Host || len(p.Dials) > 0) {
 		c.Steps = append(c.Steps, p.dialStep())
 		if p.Decision.ProxyProtocol != port.ProxyProtocolNone {
 			c.Steps = append(c.Steps, p.proxyStep())
@@ -178,20 +178,17 @@ func (p *Publication) proxyStep() Step {
 func (p *Publication) dialsStep() Step {
 	s := Step{Step: "dial", Mark: Skipped}
 	switch {
+	case len(p.Dials) > 0:
 	case len(p.Dial) == 0:
 		s.Mark, s.Text = Failing, "no server is known"
 		return s
-	case len(p.Dials) == 0:
+	default:
 		s.Text = "not tried: " + p.Dial[0].String()
 		return s
 	}
 	var texts []string
 	for _, d := range p.Dials {
-		t := d.Target.String() + " " + string(d.Answer)
-		if d.Detail != "" {
-			t += " (" + d.Detail + ")"
-		}
-		texts = append(texts, t)
+		texts = append(texts, d.String())
 		switch d.Answer {
 		case Answers:
 			s.Mark = OK
@@ -322,6 +319,10 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 			answered = answered || d.Answer == Answers
 		}
 	}
+	v, is := VerdictActive, "reachable"
+	if !answered {
+		v, is = VerdictUntested, "open, not tested,"
+	}
 	silent, isSilent := p.containerSilent()
 	switch {
 	case isSilent:
@@ -332,20 +333,23 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 	case len(p.Dial) == 0 && !f.Host:
 		return VerdictNotServed, fmt.Sprintf("%s is open %s, but nothing in the guest serves it", name, where),
 			"start the server behind it" + declarer(p)
+	case tried > 0 && !answered && f.Host:
+		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s", name, where, p.Dials[0]),
+			fmt.Sprintf("check the server: `fairlead explain %s` in the guest says more", name)
 	case tried > 0 && !answered:
 		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but its server does not answer: %s %s", name, where, p.Dials[0].Target, p.Dials[0].Answer),
 			fmt.Sprintf("check the server: in the guest, a connection to %s must work first", p.Dials[0].Target)
 	case len(conflicts) > 0:
 		o := conflicts[0]
-		return VerdictPartial, fmt.Sprintf("%s is reachable %s, but not everywhere: %s", name, where, located(o)),
+		return VerdictPartial, fmt.Sprintf("%s is %s %s, but not everywhere: %s", name, is, where, located(o)),
 			fmt.Sprintf("use %s, or %s%s", at[0], freeHolder(o), f.relocate(p, o))
 	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
-		return VerdictOneFamily, fmt.Sprintf("%s is reachable %s: the guest serves IPv6 only", name, where),
+		return VerdictOneFamily, fmt.Sprintf("%s is %s %s: the guest serves IPv6 only", name, is, where),
 			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
 	case len(at) > 0 && at[0].Port() != p.Port:
-		return VerdictActive, fmt.Sprintf("%s is reachable %s, another port than in the guest%s", name, where, p.otherPort(at[0])), ""
+		return v, fmt.Sprintf("%s is %s %s, another port than in the guest%s", name, is, where, p.otherPort(at[0])), ""
 	}
-	return VerdictActive, fmt.Sprintf("%s is reachable %s", name, where), ""
+	return v, fmt.Sprintf("%s is %s %s", name, is, where), ""
 }
 
 // otherPort says why the port is another one at an address.

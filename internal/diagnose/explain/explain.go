@@ -91,9 +91,22 @@ const (
 
 // Dial is one dial target and whether it answers.
 type Dial struct {
-	Target netip.AddrPort
+	Target netip.AddrPort // zero on a host, where the guest says only whether one answers
 	Answer Answer
 	Detail string // the error, or why it was not tried
+}
+
+// String names the target, its answer and the detail.
+func (d Dial) String() string {
+	s := "the server in the guest"
+	if d.Target.IsValid() {
+		s = d.Target.String()
+	}
+	s += " " + string(d.Answer)
+	if d.Detail != "" {
+		s += " (" + d.Detail + ")"
+	}
+	return s
 }
 
 // Socket is a socket with the port of the query.
@@ -143,6 +156,7 @@ const (
 	VerdictActive      Verdict = "active"              // reachable on the host
 	VerdictPartial     Verdict = "partial"             // reachable at some of the host addresses
 	VerdictOneFamily   Verdict = "ipv6-only"           // reachable over IPv6 only
+	VerdictUntested    Verdict = "not-tested"          // open on the host, the server was not dialled
 	VerdictNoAnswer    Verdict = "no-answer"           // open on the host, the server does not answer
 	VerdictNotServed   Verdict = "declared-not-served" // an engine declares it, but nothing serves it
 	VerdictConflict    Verdict = "conflict"            // another program uses the host address
@@ -170,9 +184,9 @@ const (
 	VerdictNothingHere Verdict = "nothing-listens"
 )
 
-// Reachable reports whether a client on the host reaches the port.
+// Reachable reports whether a client on the host reaches the port, as far as that was tested.
 func (v Verdict) Reachable() bool {
-	return v == VerdictActive || v == VerdictPartial || v == VerdictOneFamily
+	return v == VerdictActive || v == VerdictPartial || v == VerdictOneFamily || v == VerdictUntested
 }
 
 // Mark is the verdict of one step.
@@ -263,7 +277,7 @@ func Evaluate(f Facts) Report {
 
 // quality orders verdicts of publications, best first.
 var quality = []Verdict{
-	VerdictActive, VerdictOneFamily, VerdictPartial, VerdictNoAnswer, VerdictNotServed, VerdictPending, VerdictGuestLost, VerdictNoHost,
+	VerdictActive, VerdictOneFamily, VerdictPartial, VerdictUntested, VerdictNoAnswer, VerdictNotServed, VerdictPending, VerdictGuestLost, VerdictNoHost,
 	VerdictConflict, VerdictFailed, VerdictHostDenied, VerdictDenied, VerdictWellKnown, VerdictInterface,
 	VerdictSourceOnly, VerdictUnlistened, VerdictWithheld,
 }

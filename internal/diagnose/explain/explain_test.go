@@ -53,6 +53,11 @@ func dialed(a Answer) func(*Publication) {
 	return func(p *Publication) { p.Dials = append(p.Dials, Dial{Target: p.Dial[0], Answer: a}) }
 }
 
+// onHost makes it what a host knows of it, with answers of the guest.
+func onHost(answers ...Dial) func(*Publication) {
+	return func(p *Publication) { p.Dial, p.Dials = nil, answers }
+}
+
 // container makes it the port of a container, with answers of the loopback and of the
 // container's address.
 func container(detail string, answers ...Answer) func(*Publication) {
@@ -119,7 +124,7 @@ var cases = []struct {
 		VerdictActive, "8080/tcp is reachable on the host at 127.0.0.1:8080", "",
 	},
 	{
-		"another host port", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:9090", ""))}},
+		"another host port", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:9090", ""))}},
 		VerdictActive, "at 127.0.0.1:9090, another port than in the guest", "",
 	},
 	{
@@ -161,7 +166,24 @@ var cases = []struct {
 	},
 	{
 		"not tried is no failure", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(NotTried), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictActive, "reachable", "",
+		VerdictUntested, "8080/tcp is open, not tested, on the host at 127.0.0.1:8080", "",
+	},
+	{
+		"UDP is not tested", Facts{Query: Query{Port: 8080}, Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictUntested, "8080/udp is open, not tested,", "",
+	},
+	{
+		"not tested on a host", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictUntested, "8080/tcp is open, not tested,", "",
+	},
+	{
+		"the guest answers its host", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(Dial{Answer: Answers}), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictActive, "8080/tcp is reachable on the host at 127.0.0.1:8080", "",
+	},
+	{
+		"no answer on a host", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
+			onHost(Dial{Answer: Refuses, Detail: "connection refused"}), outcome(port.Active, "127.0.0.1:8080", ""))}},
+		VerdictNoAnswer, "is open on the host at 127.0.0.1:8080, but the server in the guest refuses (connection refused)", "`fairlead explain 8080/tcp` in the guest",
 	},
 	{
 		"declared only", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
@@ -323,7 +345,7 @@ var cases = []struct {
 	{
 		"another guest is lost", Facts{
 			Host: true, Sources: []Source{{Name: "a", State: "stale", Error: "no such file", Next: "pair it"}, {Name: "b", State: "live"}},
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""), func(p *Publication) { p.Guest = "b" })},
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(Dial{Answer: Answers}), outcome(port.Active, "127.0.0.1:8080", ""), func(p *Publication) { p.Guest = "b" })},
 		},
 		VerdictActive, "reachable", "",
 	},
@@ -336,7 +358,7 @@ var cases = []struct {
 	},
 	{
 		"the better of two", Facts{Query: Query{Port: 8080}, Publications: []Publication{
-			pub(port.UDP, "0.0.0.0:8080", denied), pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", "")),
+			pub(port.UDP, "0.0.0.0:8080", denied), pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:8080", "")),
 		}},
 		VerdictActive, "8080/tcp", "",
 	},

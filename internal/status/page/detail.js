@@ -95,7 +95,7 @@ function why() {
       s.since ? el('time', { class: 'dim', dateTime: s.since }, ` for ${age(shown.now - Date.parse(s.since))}`) : null))));
   for (const n of report?.related ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Related: '), clean(n.text)));
   for (const m of report?.missing ?? []) part.append(el('p', { class: 'near' }, el('b', {}, 'Not checked: '), clean(m)));
-  if (report !== null && p.protocol === 'tcp' && !gone && p.state !== 'denied' && !p.waits) {
+  if (report !== null && p.protocol === 'tcp' && !gone && p.state !== 'denied' && !p.waits && !p.unpublished && !p.lost) {
     part.append(el('button', { type: 'button', onclick: () => explain('POST') }, 'Test the connection'));
   }
   return part;
