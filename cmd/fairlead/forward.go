@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -55,15 +56,16 @@ func newForwardAdd() *cobra.Command {
 	var control, bind string
 	q := forwards.Request{Op: forwards.Add}
 	c := &cobra.Command{
-		Use: "add [NAME:]PORT[/tcp|/udp]", Short: "Forward a port of the guest, or one that a container or Service has not published",
-		Long: "Forward a port of the guest, at another host port or address if wanted. With a NAME it is a port of\n" +
-			"a container or of a Service of Kubernetes, published or not, which is reached at its own address:\n\n" +
+		Use: "add [NAME:|HOST:]PORT[/tcp|/udp]", Short: "Forward a port of the guest, or one that a container or Service has not published",
+		Long: "Forward a port of the guest, at another host port or address if wanted: 8080:80 is `80 --to 8080`.\n" +
+			"With a NAME it is a port of a container or of a Service of Kubernetes, published or not, which is\n" +
+			"reached at its own address:\n\n" +
 			"  CONTAINER:PORT             a container, by its name\n" +
 			"  PROJECT/SERVICE:PORT       a service of Compose with one container\n" +
 			"  NAMESPACE/POD:PORT         a pod, or a container in a namespace of containerd\n" +
 			"  svc/NAMESPACE/NAME:PORT    a Service, by its own port\n\n" +
 			"Neither the port nor the container need exist: the forward is pending until something serves it.",
-		Example: "  fairlead forward add 8080 --to 18080\n  fairlead forward add 8125/udp --to 18125 --guest dev\n" +
+		Example: "  fairlead forward add 8080 --to 18080\n  fairlead forward add 18080:8080\n  fairlead forward add 8125/udp --to 18125 --guest dev\n" +
 			"  fairlead forward add web:80 --to 8080\n  fairlead forward add svc/default/web:80",
 		Args: oneArg("a port such as 8080 or 53/udp, or a name and a port such as web:80"),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -140,9 +142,12 @@ func change(c *cobra.Command, control string, q forwards.Request, at string) err
 	return writeChange(c.OutOrStdout(), v)
 }
 
-// selectPort has a request select what an argument names, "8080", "53/udp" or "web:80", if one
-// is given.
+// selectPort has a request select what an argument names, "8080", "53/udp", "18080:8080" or
+// "web:80", if one is given.
 func selectPort(q *forwards.Request, at string) error {
+	if m, ok := parseMapping(at); ok {
+		return m.selectPort(q, at)
+	}
 	if strings.Contains(at, ":") {
 		d, err := port.ParseDemand(at)
 		if err != nil {
@@ -157,6 +162,49 @@ func selectPort(q *forwards.Request, at string) error {
 		q.Protocol, q.Port = slot.Protocol, slot.Port
 	}
 	return q.Check()
+}
+
+// mapping is what docker, kubectl and ssh take: [ADDRESS:][HOST PORT:]GUEST PORT.
+type mapping struct {
+	address string
+	host    uint16 // 0 if none is given
+	guest   port.Slot
+}
+
+// parseMapping reads a mapping that is more than a port.
+func parseMapping(s string) (m mapping, ok bool) {
+	i := strings.LastIndex(s, ":")
+	guest, err := parseSlot(s[i+1:])
+	if i < 0 || err != nil {
+		return m, false
+	}
+	m.guest, m.address = guest, s[:i]
+	i = strings.LastIndex(m.address, ":")
+	if host, err := strconv.ParseUint(m.address[i+1:], 10, 16); err == nil && host != 0 {
+		m.host, m.address = uint16(host), m.address[:max(i, 0)]
+	}
+	return m, m.address == "" && m.host != 0 || port.IsAddress(m.address)
+}
+
+// selectPort has a request select the mapping. Only a forward has a host port, and none has an
+// address beside --bind.
+func (m mapping) selectPort(q *forwards.Request, at string) error {
+	given := q.To
+	q.Protocol, q.Port = m.guest.Protocol, m.guest.Port
+	switch {
+	case q.Op != forwards.Add && m.host != 0:
+		return fmt.Errorf("%q: want the guest's port: `%s`", at, q.Command())
+	case given != 0 && m.host != 0 && given != m.host:
+		return fmt.Errorf("%q: --to %d is another host port", at, given)
+	}
+	q.To = cmp.Or(m.host, given)
+	if m.address == "" {
+		return q.Check()
+	}
+	if m.host != 0 && !strings.EqualFold(m.address, "localhost") { // which is the default
+		q.Bind = cmp.Or(q.Bind, strings.Trim(m.address, "[]"))
+	}
+	return fmt.Errorf("%q: want `%s`", at, q.Command())
 }
 
 func writeChange(w io.Writer, v status.ForwardChange) error {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
@@ -35,6 +36,23 @@ func TestWriteChange(t *testing.T) {
 		var out strings.Builder
 		if err := writeChange(&out, v); err != nil || out.String() != want {
 			t.Errorf("%q, %v; want %q", out.String(), err, want)
+		}
+	}
+}
+
+// HOST:GUEST is the host's and the guest's port, as docker, kubectl and ssh have it.
+func TestHostAndGuestPort(t *testing.T) {
+	for at, want := range map[string]forwards.Request{
+		"8080:80":     {Op: forwards.Add, Protocol: port.TCP, Port: 80, To: 8080},
+		"8053:53/udp": {Op: forwards.Add, Protocol: port.UDP, Port: 53, To: 8053},
+		"80:80":       {Op: forwards.Add, Protocol: port.TCP, Port: 80, To: 80},
+		"8080":        {Op: forwards.Add, Protocol: port.TCP, Port: 8080},
+		"web:80":      {Op: forwards.Add, Demand: "web:80/tcp"},
+		"80/web:80":   {Op: forwards.Add, Demand: "80/web:80/tcp"}, // a project may have this name
+	} {
+		q := forwards.Request{Op: forwards.Add}
+		if err := selectPort(&q, at); err != nil || q != want {
+			t.Errorf("%s: %+v, %v; want %+v", at, q, err, want)
 		}
 	}
 }

@@ -4,6 +4,7 @@ package port
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 )
@@ -60,7 +61,9 @@ func ParseDemand(s string) (d Demand, err error) {
 		}
 	}
 	parts := strings.Split(owner, "/")
-	switch {
+	switch _, err := strconv.ParseUint(owner, 10, 16); {
+	case err == nil || IsAddress(owner):
+		return bad(owner + " is a port or an address, and no name")
 	case parts[0] == serviceWord && len(parts) == 3:
 		d.Service, d.Scope, d.Name = true, parts[1], parts[2]
 	case parts[0] == serviceWord && len(parts) > 1:
@@ -76,6 +79,12 @@ func ParseDemand(s string) (d Demand, err error) {
 		return bad("a name has letters, digits, '.', '_' and '-' alone, and is not too long")
 	}
 	return d, nil
+}
+
+// IsAddress reports whether s is localhost or an IP address, which a URL has in brackets.
+func IsAddress(s string) bool {
+	_, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
+	return err == nil || strings.EqualFold(s, "localhost")
 }
 
 func cutLast(s, sep string) (before, after string, ok bool) {

@@ -42,7 +42,10 @@ func TestParseDemand(t *testing.T) {
 		"w*b:80":                          "a name has",
 		"w b:80":                          "a name has",
 		"w\nb:80":                         "a name has",
-		"[::1]:80":                        "a name has",
+		"[::1]:80":                        "no name",
+		"8080:80":                         "8080 is a port or an address, and no name",
+		"127.0.0.1:80":                    "127.0.0.1 is a port",
+		"Localhost:80":                    "no name",
 		strings.Repeat("a", 254) + ":80":  "not too long",
 		strings.Repeat("a", 129) + "/b:1": "not too long",
 	} {
