@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // Command returns the command line that makes the request, for a shell.
@@ -40,6 +42,16 @@ func (q Request) Command() string {
 		list = append(list, "--for", (time.Duration(q.Seconds) * time.Second).String())
 	}
 	return strings.Join(list, " ")
+}
+
+// Elsewhere is the command that gives a port of the guest, or what demand names, a host port in
+// place of one that the system refuses: 8080 for 80.
+func Elsewhere(guest port.Slot, demand string, refused uint16) string {
+	q := Request{Op: Add, Demand: demand, To: refused%50000 + 8000}
+	if demand == "" {
+		q.Protocol, q.Port = guest.Protocol, guest.Port
+	}
+	return "`" + q.Command() + "`"
 }
 
 // word returns s as one word of a shell.

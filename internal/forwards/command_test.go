@@ -27,3 +27,22 @@ func TestCommand(t *testing.T) {
 		}
 	}
 }
+
+// A port that the system refuses is told to another host port, which is valid.
+func TestElsewhere(t *testing.T) {
+	web := port.Slot{Protocol: port.TCP, Port: 80}
+	for _, c := range []struct {
+		demand  string
+		refused uint16
+		want    string
+	}{
+		{"", 80, "`fairlead forward add 80/tcp --to 8080`"},
+		{"", 443, "`fairlead forward add 80/tcp --to 8443`"},
+		{"web:80/tcp", 80, "`fairlead forward add web:80/tcp --to 8080`"},
+		{"", 65535, "`fairlead forward add 80/tcp --to 23535`"},
+	} {
+		if got := Elsewhere(web, c.demand, c.refused); got != c.want {
+			t.Errorf("got %s, want %s", got, c.want)
+		}
+	}
+}

@@ -342,7 +342,7 @@ func TestForbiddenPort(t *testing.T) {
 	k := key(port.TCP, any4, 80)
 	a.begins(snapshot(1, pub(k)))
 	start(t, Options{Network: failing{syscall.EACCES}}, a)
-	if o := a.wants(k, port.Failed); !strings.Contains(o.Reason, "hostPort") {
+	if o := a.wants(k, port.Failed); !strings.Contains(o.Reason, "`fairlead forward add 80/tcp --to 8080`") {
 		t.Errorf("reason = %q, want the way out", o.Reason)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/compact"
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
@@ -442,7 +443,13 @@ func (s *slot) open(ctx context.Context) {
 		}
 		s.findHolder()
 	case forbidden:
-		s.fail(cmp.Or(t.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr, "remap the port by a rule (hostPort)"))))
+		c := s.winner.Load()
+		demand := ""
+		if list := c.pub.wire.Demands; len(list) > 0 {
+			demand = list[0]
+		}
+		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, s.addr.Port())
+		s.fail(cmp.Or(t.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr, run))))
 		if forbiddenHasHolder {
 			s.findHolder()
 		}

@@ -118,8 +118,11 @@ func describeList(f *doctor.HostFacts, l status.List) {
 		})
 	}
 	for _, p := range l.Publications {
-		if p.State == port.Conflict {
-			f.Conflicts = append(f.Conflicts, doctor.Conflict{Port: p.Key().Slot().String(), Reason: p.Reason})
+		switch c := (doctor.Conflict{Port: p.Key().Slot().String(), Reason: p.Reason}); p.State {
+		case port.Conflict:
+			f.Conflicts = append(f.Conflicts, c)
+		case port.Failed:
+			f.Failed = append(f.Failed, c)
 		}
 	}
 }

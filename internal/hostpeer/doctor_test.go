@@ -15,8 +15,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
@@ -33,6 +35,19 @@ func TestRelayOfWSL(t *testing.T) {
 		if got, err := relays(strings.NewReader(text)); got != want || err != nil {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
+	}
+}
+
+// Each port that is not open is counted, by its state.
+func TestPortsThatAreNotOpen(t *testing.T) {
+	var f doctor.HostFacts
+	var l status.List
+	for i, state := range []port.State{port.Active, port.Pending, port.Denied, port.Conflict, port.Failed} {
+		l.Publications = append(l.Publications, status.Publication{Protocol: port.TCP, Port: 80 + uint16(i), State: state, Reason: "why"})
+	}
+	describeList(&f, l)
+	if !slices.Equal(f.Conflicts, []doctor.Conflict{{Port: "83/tcp", Reason: "why"}}) || !slices.Equal(f.Failed, []doctor.Conflict{{Port: "84/tcp", Reason: "why"}}) {
+		t.Errorf("%+v, %+v", f.Conflicts, f.Failed)
 	}
 }
 

@@ -29,6 +29,7 @@ type HostFacts struct {
 	// Unpublished is how many other ports the guests have reported, by reason.
 	Unpublished map[string]int
 	Conflicts   []Conflict // ports that another program has
+	Failed      []Conflict // ports that could not be opened for another reason
 	Reserved    []string   // ranges that Windows reserves, such as "49152-49251"
 	Relay       *Relay     // of WSL; nil outside Windows
 	Firewall    string     // what that of this system does, in one line; empty if it was not read
@@ -67,7 +68,7 @@ type Guest struct {
 	Since                   time.Time
 }
 
-// Conflict is a port that another program has.
+// Conflict is a port that is not open, and why.
 type Conflict struct{ Port, Reason string }
 
 // Relay is whether WSL's own relay forwards ports, by .wslconfig.
@@ -169,7 +170,10 @@ func (j *judge) ports(f HostFacts) {
 	if relayed > 0 {
 		j.add("ports", "wslrelay", Failing, fmt.Sprintf("WSL's own relay has %s of the guest", plural(relayed, "port")), relayRemedy)
 	}
-	if len(f.Conflicts) == 0 {
+	for _, c := range f.Failed {
+		j.add("ports", "failed", Failing, c.Port+": "+c.Reason, "correct that: fairlead retries by itself")
+	}
+	if len(f.Conflicts)+len(f.Failed) == 0 {
 		j.add("ports", "open", OK, plural(f.Ports, "port")+" published, no conflicts", "")
 	}
 }

@@ -271,7 +271,7 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 			return VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), next
 		case port.Failed:
 			return VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason),
-				"fairlead retries; if it keeps failing, run `fairlead doctor`"
+				"correct that: fairlead retries by itself; if it keeps failing, run `fairlead doctor`"
 		default:
 			if o.Reason == noHost && f.Refused != nil {
 				return VerdictNoHost, fmt.Sprintf("%s is published, but no host is connected; %s", name, f.Refused.Text(f.Now)), f.Refused.Next()

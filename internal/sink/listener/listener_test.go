@@ -415,7 +415,7 @@ func TestPortInUseIsRetried(t *testing.T) {
 		}
 		g.net.fail("127.0.0.1:80", syscall.EACCES)
 		g.wait(time.Minute)
-		g.wantOutcome("no privilege", p, "failed 127.0.0.1:80 listen on 127.0.0.1:80: permission denied")
+		g.wantOutcome("no privilege", p, "failed 127.0.0.1:80 listen on 127.0.0.1:80: permission denied: grant CAP_NET_BIND_SERVICE, or run `fairlead forward add 80/tcp --to 8080`")
 		g.net.fail("127.0.0.1:80", nil)
 		g.wait(time.Minute)
 		g.wantOutcome("free", p, "active 127.0.0.1:80")

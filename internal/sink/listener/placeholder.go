@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
@@ -166,7 +167,7 @@ func (s *Sink) open(h *placeholder, now time.Time) {
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		s.retryIn(h, now, failureMax)
 		s.report(h, port.Failed, h.at, fmt.Sprintf("listen on %s: permission denied: grant CAP_NET_BIND_SERVICE, "+
-			"or remap the port by a rule (hostPort)", h.at))
+			"or run %s", h.at, forwards.Elsewhere(h.winner.pub.Slot(), "", h.at.Port())))
 	default:
 		s.retryIn(h, now, failureMax)
 		s.report(h, port.Failed, h.at, err.Error())
