@@ -86,10 +86,10 @@ func effective(c *cobra.Command, file, control string, host bool) (status.Settin
 	}
 	if host {
 		cfg, err := config.LoadHost(file, nil, os.LookupEnv)
-		return status.Settings{Role: "host", Settings: cfg.Settings()}, err
+		return status.Settings{Role: "host", File: cfg.File(), Settings: cfg.Settings()}, err
 	}
 	cfg, err := config.LoadAgent(file, nil, os.LookupEnv)
-	return status.Settings{Role: "agent", Settings: cfg.Settings()}, err
+	return status.Settings{Role: "agent", File: cfg.File(), Settings: cfg.Settings()}, err
 }
 
 // checked is the output of "config check -o json".

@@ -147,7 +147,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	a.server = status.NewServer(status.Options{
 		Tokens:   page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, Served: a.served, Trace: a.trace,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, ConfigFile: a.cfg.File(), Served: a.served, Trace: a.trace,
 	})
 	return a, nil
 }

@@ -45,23 +45,27 @@ func PairHint(cfg *config.Host, g config.Guest) string {
 // socket; by default at that of the configuration. What the firewall does is not in it.
 func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 	f := doctor.HostFacts{OS: runtime.GOOS, Version: version.String(), Now: time.Now()}
-	cfg, err := config.LoadHost(configFile, nil, os.LookupEnv)
+	cfg, err := loadHost(configFile)
+	client := status.NewClient(cmp.Or(control, cfg.Control))
+	running, settingsErr := client.Settings(ctx) // a host peer of another version may not report them
+	if settingsErr == nil && configFile == "" && running.Role == "host" && running.File != "" {
+		configFile = running.File
+		cfg, err = loadHost(configFile)
+	}
 	if err != nil {
 		f.Config.File, f.Config.Error = configFile, err.Error()
-		cfg = config.DefaultHost()
 	} else {
 		f.Config, f.Pair = examineConfig(&cfg)
 		f.Keep = cfg.KeepPrivileges && runtime.GOOS == "linux"
 	}
-	client := status.NewClient(cmp.Or(control, cfg.Control))
 	l, err := client.List(ctx)
 	if err != nil {
 		f.HostError = err.Error()
 	} else {
 		describeList(&f, l)
 		settings := cfg.Settings()
-		if s, err := client.Settings(ctx); err == nil { // else it is of a version that does not report them
-			settings = s.Settings
+		if settingsErr == nil {
+			settings = running.Settings
 		}
 		f.Wide = wide(settings, l)
 		f.Names = nameListeners(ctx, client)
@@ -76,6 +80,15 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 		f.Relay = readRelay()
 	}
 	return f
+}
+
+// loadHost reads a configuration. With an error it returns the defaults.
+func loadHost(file string) (config.Host, error) {
+	cfg, err := config.LoadHost(file, nil, os.LookupEnv)
+	if err != nil {
+		return config.DefaultHost(), err
+	}
+	return cfg, nil
 }
 
 // examineConfig describes the configuration, and says how a token that cannot be read is

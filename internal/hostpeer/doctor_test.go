@@ -51,20 +51,21 @@ func TestPortsThatAreNotOpen(t *testing.T) {
 	}
 }
 
-// What listens wider than loopback is what runs: its flags count, not the file alone. Of a host
-// peer that does not report its settings the configuration is taken.
+// What doctor looks at is what runs: the configuration that the host peer reads, and its flags,
+// not that file alone. Of a host peer that does not report them the configuration is taken.
 func TestWideIsWhatTheRunningHostOpens(t *testing.T) {
 	for name, c := range map[string]struct {
 		reports bool
+		file    bool // is named to doctor
 		want    []string
 	}{
-		"reports its settings": {true, []string{"8443/tcp (--listen) at ::"}},
-		"of an older version":  {false, []string{"9464/tcp (--metrics-addr) at 0.0.0.0"}},
+		"reports its settings": {true, false, []string{"8443/tcp (--listen) at ::"}},
+		"of an older version":  {false, true, []string{"9464/tcp (--metrics-addr) at 0.0.0.0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
 			file, control := filepath.Join(t.TempDir(), "host.yaml"), filepath.Join(dir, "s")
-			if err := os.WriteFile(file, []byte("metricsAddr: 0.0.0.0:9464\n"), 0o600); err != nil {
+			if err := os.WriteFile(file, []byte("metricsAddr: 0.0.0.0:9464\nrules:\n- {match: {ports: 1}, action: deny}\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			fs := pflag.NewFlagSet("host", pflag.ContinueOnError)
@@ -84,7 +85,7 @@ func TestWideIsWhatTheRunningHostOpens(t *testing.T) {
 			}
 			o := status.Options{Provider: provider{host: h}, Role: "host", Level: new(loglevel.Levels), Logger: slog.New(slog.DiscardHandler)}
 			if c.reports {
-				o.Settings = cfg.Settings
+				o.Settings, o.ConfigFile = cfg.Settings, cfg.File()
 			}
 			ln, err := status.ListenControl(control)
 			if err != nil {
@@ -97,7 +98,14 @@ func TestWideIsWhatTheRunningHostOpens(t *testing.T) {
 			defer stop()
 
 			var got []string
-			f := Facts(t.Context(), file, control)
+			named := ""
+			if c.file {
+				named = file
+			}
+			f := Facts(t.Context(), named, control)
+			if f.Config.File != file || f.Config.Rules != 1 {
+				t.Errorf("%+v, want %s with a rule", f.Config, file)
+			}
 			for _, w := range f.Wide {
 				got = append(got, w.What)
 			}

@@ -162,7 +162,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		GuestLevel: func(ctx context.Context, guest string, r loglevel.Request) error {
 			return d.host.SetLogLevel(ctx, guest, r.Level, r.Components, r.Lasts)
 		},
-		Peers: p.peers, Rules: d.rules.Load, Forwards: d.forwards, Demands: d.host.DemandReason, Settings: d.settings, Trace: tracer, Names: p.report,
+		Peers: p.peers, Rules: d.rules.Load, Forwards: d.forwards, Demands: d.host.DemandReason, Settings: d.settings, ConfigFile: d.cfg.File(), Trace: tracer, Names: p.report,
 		Firewall: d.askFirewall,
 	})
 	return d, nil

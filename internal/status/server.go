@@ -60,7 +60,8 @@ type Options struct {
 	// Names returns the names of ports; nil leaves /v1/names out.
 	Names func() names.Report
 	// Settings returns the configuration in effect; nil leaves /v1/config out.
-	Settings func() []config.Setting
+	Settings   func() []config.Setting
+	ConfigFile string // from which it was read; empty for none
 	// Tokens are those of the page on TCP. If they are empty, new ones are made.
 	Tokens PageTokens
 	// Trace reports flows; nil leaves /v1/trace out.

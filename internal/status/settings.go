@@ -14,13 +14,14 @@ import (
 type Settings struct {
 	Role     string           `json:"role"` // "agent" or "host"
 	Running  bool             `json:"running"`
+	File     string           `json:"file"` // from which they were read; empty for none
 	Settings []config.Setting `json:"settings"`
 }
 
 // showSettings serves /v1/config.
 func (s *Server) showSettings(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(Settings{Role: s.o.Role, Running: true, Settings: s.o.Settings()})
+	_ = json.NewEncoder(w).Encode(Settings{Role: s.o.Role, Running: true, File: s.o.ConfigFile, Settings: s.o.Settings()})
 }
 
 // Settings returns the settings of a running agent or host.
