@@ -400,6 +400,11 @@ func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
 	p.wait("the others are counted", `document.querySelector('`+chip+` b')?.textContent`, "2")
 	p.wait("the rule is counted", `document.querySelector('#peers li')?.innerText.includes('1 warning')`, true)
 	p.wait("and named", `/meta mark/.test(document.querySelector('#peers li').title)`, true)
+	p.eval(fmt.Sprintf(rowOf+`.click()`, "8080"))
+	p.wait("it is not tested", `document.querySelector('#detail .summary')?.textContent.includes('8080/tcp is open, not tested,')`, true)
+	p.click(`#detail .why button`)
+	p.wait("the guest dials", `document.querySelector('#detail .summary')?.textContent.includes('8080/tcp is reachable')`, true)
+	p.key("Escape")
 	p.click(chip)
 	p.wait("the others", portsIn, "8080 9229 9999")
 	for port, why := range map[string]string{"9229": "denied by rule 1 (no-debug)", "9999": "bound, not listening"} {
@@ -408,6 +413,7 @@ func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
 		p.wait("the detail of "+port, `document.querySelector('#detail h2').textContent`, port+"tcp")
 		p.wait("with the reason", fmt.Sprintf(`document.querySelector('#detail .summary')?.textContent.includes('%s')`, why), true)
 		p.wait("and the next step", `document.querySelector('#detail .next') !== null`, true)
+		p.wait("nothing to test", `document.querySelector('#detail .why button') === null`, true)
 	}
 	p.shoot("unpublished")
 	p.key("Escape")
