@@ -85,7 +85,7 @@ func (p provider) url(pub *host.Publication, list []string) string {
 // report describes the names of ports, and whether they are served.
 func (p provider) report() names.Report {
 	if p.names == nil {
-		return names.Report{Domain: names.Local, Listeners: []names.Listener{}, Names: names.New(route.Ports(p.host.View()), names.Local).Entries()}
+		return names.Report{Domain: names.Local, Listeners: []names.Listener{}, Names: route.Names(p.host, p.host.View(), names.Local).Entries()}
 	}
 	return p.names.Report()
 }

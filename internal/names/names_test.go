@@ -109,7 +109,7 @@ func TestFind(t *testing.T) {
 		tcp("vm", 6004, port.Owner{Kind: port.OwnerProcess, ID: "811", Name: "nginx"}),
 		tcp("vm", 6005, port.Owner{Kind: port.OwnerContainer, ID: "13", Name: "cut", NameCut: true}),
 		{Guest: "vm", Key: port.Key{Protocol: port.UDP, Address: any4, Port: 53}, Owner: container("14", "dns")},
-	}, Local)
+	}, []string{"vm", "one", "two"}, Local)
 	for name, want := range map[string]string{
 		"web": "vm 1 8080", "web.vm": "vm 1 8080", "8080.web": "vm 1 8080", "8080.web.vm": "vm 1 8080",
 		"81.web": "choice: 8080.web.localhost", "08080.web": "unknown", "0.web": "unknown", "70000.web": "unknown",
@@ -134,12 +134,38 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// A name below that of a guest is that guest's alone, also while it has nobody of that name.
+func TestNamesOfGuests(t *testing.T) {
+	owned := tcp("vm", 5432, container("1", "db"))
+	labelled := tcp("dev", 2, container("3", "labelled"))
+	labelled.Alias = "db.vm"
+	others := []Port{
+		tcp("dev", 1, composed("2", "evil", "vm", "db")), labelled, tcp("dev", 3, service("vm", "db")),
+		tcp("dev", 4, composed("4", "deep", "my_vm", "db")), tcp("dev", 5432, container("5", "vm")),
+	}
+	guests := []string{"vm", "dev", "my-vm"}
+	with, without := New(append(others, owned), guests, Local), New(others, guests, Local)
+	for name, want := range map[string]string{
+		"db.vm": "vm 1 5432", "5432.db.vm": "vm 1 5432", "5432.vm": "unknown", "db.my-vm": "unknown",
+		"evil.dev": "dev 2 1", "db-vm": "dev 3 2", "db.vm.dev": "ambiguous: evil.localhost", "vm": "dev 5 5432", "5432.vm.dev": "dev 5 5432",
+	} {
+		if got := find(with, name, 80); got != want {
+			t.Errorf("%q leads to %q, want %q", name, got, want)
+		}
+	}
+	for _, name := range []string{"db.vm", "5432.db.vm", "5432.vm"} {
+		if got := find(without, name, 80); got != "unknown" {
+			t.Errorf("%q leads to %q without its owner", name, got)
+		}
+	}
+}
+
 // A label gives an owner another name, which leads to it as its own does: two owners with one
 // name have none.
 func TestAlias(t *testing.T) {
 	web, other := tcp("vm", 8080, container("1", "web")), tcp("vm", 81, container("2", "other"))
 	web.Alias, other.Alias = "shop", "web"
-	table := New([]Port{web, other}, Local)
+	table := New([]Port{web, other}, nil, Local)
 	for name, want := range map[string]string{
 		"shop": "vm 1 8080", "shop.vm": "vm 1 8080", "8080.shop": "vm 1 8080", "other": "vm 2 81",
 		"web": "ambiguous: shop.localhost other.localhost",
@@ -155,7 +181,7 @@ func TestPortOrName(t *testing.T) {
 	table := New([]Port{
 		tcp("vm", 8080, container("1", "web")),
 		tcp("vm", 9000, composed("2", "c", "web", "8080")),
-	}, Local)
+	}, nil, Local)
 	if got := find(table, "8080.web", 80); !strings.HasPrefix(got, "ambiguous") {
 		t.Errorf("8080.web leads to %q", got)
 	}
@@ -172,14 +198,14 @@ func TestNearest(t *testing.T) {
 		return p
 	}
 	list := []Port{at("10.0.0.1"), at("0.0.0.0"), at("127.0.0.1"), at("::")}
-	if got := New(list, Local).Find("web", 80).Port.Key.Address.String(); got != "127.0.0.1" {
+	if got := New(list, nil, Local).Find("web", 80).Port.Key.Address.String(); got != "127.0.0.1" {
 		t.Errorf("web leads to %s", got)
 	}
 }
 
 func TestNamesOf(t *testing.T) {
 	one, many := tcp("vm", 80, container("1", "web")), tcp("vm", 81, container("2", "many"))
-	table := New([]Port{one, many, tcp("vm", 82, container("2", "many"))}, Local)
+	table := New([]Port{one, many, tcp("vm", 82, container("2", "many"))}, nil, Local)
 	if got := strings.Join(table.NamesOf(one), " "); got != "web.localhost web.vm.localhost" {
 		t.Errorf("of one port: %s", got)
 	}
@@ -202,6 +228,9 @@ func TestNamesOf(t *testing.T) {
 	}
 }
 
+// randomGuests have names as projects, namespaces and owners have; not all have ports.
+var randomGuests = []string{"a", "b", "Web", "web_1", "80"}
+
 // randomPorts has few names, so that many are ambiguous.
 func randomPorts(r *rand.Rand) (list []Port) {
 	word := func() string { return []string{"web", "Web", "web_1", "web-1", "80", "a", "b", "_", ""}[r.IntN(9)] }
@@ -215,7 +244,7 @@ func randomPorts(r *rand.Rand) (list []Port) {
 		default:
 			o = service(word(), word())
 		}
-		list = append(list, tcp([]string{"a", "b"}[r.IntN(2)], uint16(79+r.IntN(4)), o))
+		list = append(list, tcp(randomGuests[r.IntN(3)], uint16(79+r.IntN(4)), o))
 	}
 	return list
 }
@@ -233,10 +262,10 @@ func TestOrderNeverMatters(t *testing.T) {
 			seen[k] = true
 			return was
 		})
-		want := New(list, Local)
+		want := New(list, randomGuests, Local)
 		other := slices.Clone(list)
 		r.Shuffle(len(other), func(i, j int) { other[i], other[j] = other[j], other[i] })
-		got := New(other, Local)
+		got := New(other, randomGuests, Local)
 		if diff := cmp.Diff(want.Entries(), got.Entries()); diff != "" {
 			t.Fatalf("%+v: the order matters (-one +other):\n%s", list, diff)
 		}
@@ -248,10 +277,63 @@ func TestOrderNeverMatters(t *testing.T) {
 				}
 			}
 			for _, a := range aliasesOf(p) {
+				if want.reserved(a, p.Guest) {
+					continue
+				}
 				x, y := want.Find(a, 80), got.Find(a, 80)
 				if diff := cmp.Diff(x, y, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || x.Outcome == Unknown {
 					t.Fatalf("%+v: %s leads to %+v or %+v", list, a, x, y)
 				}
+			}
+		}
+	}
+}
+
+// A name leads to an owner that has it or to nobody, below the name of a guest to that guest's alone.
+// The name of a container with its guest is never unknown.
+func TestNamesLeadToTheirOwners(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	labels := []string{"web", "web-1", "80", "81", "a", "b"}
+	isGuest := func(label string) bool {
+		return slices.ContainsFunc(randomGuests, func(g string) bool { return Label(g) == label })
+	}
+	for range 2000 {
+		list := randomPorts(r)
+		for i := range list { // an owner has one port, so that each name leads or not
+			list[i].Owner.ID = fmt.Sprint(i)
+		}
+		table := New(list, randomGuests, Local)
+		for range 50 {
+			parts := make([]string, 1+r.IntN(4))
+			for i := range parts {
+				parts[i] = labels[r.IntN(len(labels))]
+			}
+			name, last := strings.Join(parts, "."), parts[len(parts)-1]
+			_, rest, _ := strings.Cut(name, ".")
+			_, withPort := portLabel(parts[0])
+			var meant []Port
+			for _, p := range list {
+				if len(parts) > 1 && isGuest(last) && last != Label(p.Guest) {
+					continue
+				}
+				if has := aliasesOf(p); slices.Contains(has, name) {
+					meant = append(meant, p)
+				} else if withPort && slices.Contains(has, rest) {
+					meant = append(meant, p)
+				}
+			}
+			f := table.Find(name, 80)
+			if ok := f.Outcome == Unknown; ok != (len(meant) == 0) {
+				t.Fatalf("%+v: %s leads to %+v, want one of %+v", list, name, f, meant)
+			}
+			if f.Outcome == Leads && (len(meant) != 1 || meant[0].identity() != f.Port.identity()) {
+				t.Fatalf("%+v: %s leads to %+v, want one of %+v", list, name, f.Port, meant)
+			}
+		}
+		for _, p := range list {
+			name, guest := Label(p.Owner.Name), Label(p.Guest)
+			if p.Owner.Kind == port.OwnerContainer && name != "" && table.Find(name+"."+guest, 80).Outcome == Unknown {
+				t.Fatalf("%+v: nobody is %s.%s", list, name, guest)
 			}
 		}
 	}
@@ -267,7 +349,7 @@ func FuzzFromHost(f *testing.F) {
 	for _, s := range []string{"web.localhost:80", "[::1]:80", "localhost", "a..b", "127.0.0.1", "%", "xn--.localhost", "[::1%25]"} {
 		f.Add(s)
 	}
-	table := New([]Port{tcp("vm", 80, container("1", "web"))}, Local)
+	table := New([]Port{tcp("vm", 80, container("1", "web"))}, nil, Local)
 	f.Fuzz(func(t *testing.T, host string) {
 		name, asked := FromHost(host, Local)
 		if asked != Named && name != "" {

@@ -57,17 +57,21 @@ func (o *owner) numbers() []uint16 { return slices.Sorted(maps.Keys(o.ports)) }
 // Table is the names of a set of ports. It is immutable.
 type Table struct {
 	domain string
+	guests []string            // labels of this host's guests
 	owners []*owner            // in the order of their identity
 	known  map[identity]*owner // the same
 	named  map[string][]*owner // by alias, without the domain
 }
 
-// New makes the names of ports below a domain. An owner without a whole name or without an
-// identity has none.
-func New(ports []Port, domain string) *Table {
+// New makes the names of ports below a domain. Guests are all of this host, connected or not.
+// An owner without a whole name or without an identity has none.
+func New(ports []Port, guests []string, domain string) *Table {
 	t := &Table{domain: domain, known: make(map[identity]*owner), named: make(map[string][]*owner)}
+	for _, g := range guests {
+		t.guests = append(t.guests, Label(g))
+	}
 	for _, p := range slices.SortedFunc(slices.Values(ports), comparePorts) {
-		aliases := aliasesOf(p)
+		aliases := slices.DeleteFunc(aliasesOf(p), func(a string) bool { return t.reserved(a, p.Guest) })
 		if len(aliases) == 0 {
 			continue
 		}
@@ -114,7 +118,7 @@ func nearer(a, b netip.Addr) bool {
 	return rank(a) < rank(b)
 }
 
-// aliasesOf returns the names of a port's owner, without the domain. A container that a user's
+// aliasesOf returns the names of a port's owner, without the domain, also reserved ones. A container that a user's
 // own engine names has none: it could take the name of another one.
 func aliasesOf(p Port) (list []string) {
 	o := &p.Owner
@@ -186,11 +190,20 @@ func (t *Table) candidates(name string) (list []candidate) {
 	if first, rest, ok := strings.Cut(name, "."); ok {
 		if n, isPort := portLabel(first); isPort {
 			for _, o := range t.named[rest] {
-				list = append(list, candidate{o, n})
+				if !t.reserved(name, o.guest) {
+					list = append(list, candidate{o, n})
+				}
 			}
 		}
 	}
 	return list
+}
+
+// reserved reports whether a name is below that of another guest. Else a container of one guest
+// could take the name of one of another, by the label of a Compose project.
+func (t *Table) reserved(name, guest string) bool {
+	i := strings.LastIndexByte(name, '.')
+	return i >= 0 && name[i+1:] != Label(guest) && slices.Contains(t.guests, name[i+1:])
 }
 
 // Find looks a name up that is below the domain. Of an owner with several ports a name
@@ -229,12 +242,18 @@ func (t *Table) Find(name string, usual uint16) Found {
 	return f
 }
 
+// alone reports whether a name means an owner, and nobody else.
+func (t *Table) alone(o *owner, name string) bool {
+	list := t.candidates(name)
+	return len(list) == 1 && list[0].owner == o
+}
+
 // withPort returns the whole names with a port that mean that port of an owner alone,
 // shortest first.
 func (t *Table) withPort(o *owner, n uint16) (list []string) {
 	for _, a := range o.aliases {
 		name := strconv.Itoa(int(n)) + "." + a
-		if len(t.candidates(name)) == 1 {
+		if t.alone(o, name) {
 			list = append(list, name+"."+t.domain)
 		}
 	}
@@ -252,7 +271,7 @@ func (t *Table) best(o *owner) string {
 // namesOf returns the whole names that mean an owner alone, shortest first.
 func (t *Table) namesOf(o *owner) (list []string) {
 	for _, a := range o.aliases {
-		if len(t.candidates(a)) == 1 {
+		if t.alone(o, a) {
 			list = append(list, a+"."+t.domain)
 		}
 	}

@@ -28,6 +28,7 @@ import (
 // Host is where names lead; *host.Host is one.
 type Host interface {
 	View() host.View
+	Guests() []host.GuestStatus
 	Listen(ctx context.Context, at netip.AddrPort) (net.Listener, error)
 	Reachable(r host.Reach) error
 	Dial(ctx, life context.Context, r host.Reach) (link.Stream, error)
@@ -51,7 +52,7 @@ const (
 	maxSilent       = 256 // connections on which no request is under way
 	maxSilentScarce = 16
 	idleTimeout     = time.Minute // between two requests
-	maxHeader       = 64 << 10    // bytes; of the first TLS message, too
+	maxHeader       = 64 << 10    // bytes of a request's or an answer's head; of the first TLS message, too
 )
 
 // result is what became of a request, or of a TLS connection.
@@ -195,14 +196,23 @@ func (r *Router) Table() *names.Table {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.table == nil || r.generation != v.Generation() {
-		r.table, r.generation = names.New(Ports(v), r.opt.Domain), v.Generation()
+		r.table, r.generation = Names(r.opt.Host, v, r.opt.Domain), v.Generation()
 	}
 	return r.table
 }
 
-// Ports returns what may have names: TCP ports that the host's rules open, whether or not
+// Names makes the names of what a host publishes.
+func Names(h Host, v host.View, domain string) *names.Table {
+	var guests []string
+	for _, g := range h.Guests() {
+		guests = append(guests, g.Name)
+	}
+	return names.New(ports(v), guests, domain)
+}
+
+// ports returns what may have names: TCP ports that the host's rules open, whether or not
 // their own listeners are open, of owners that are certain.
-func Ports(v host.View) (list []names.Port) {
+func ports(v host.View) (list []names.Port) {
 	for _, p := range v.All() {
 		if p.Protocol == port.TCP && !p.OwnerPending && allowed(&p) {
 			list = append(list, PortOf(&p))

@@ -50,6 +50,9 @@ func newFake() *fake {
 
 func (f *fake) View() host.View { return f.table.View() }
 
+// Guests returns those of this package's tests.
+func (f *fake) Guests() []host.GuestStatus { return []host.GuestStatus{{Name: "vm"}, {Name: "away"}} }
+
 func (f *fake) Listen(ctx context.Context, at netip.AddrPort) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "tcp4", at.String())
 }
@@ -140,15 +143,23 @@ func serve(t *testing.T, f *fake, change func(*Options)) (r *Router, web, secure
 	return r, opt.HTTP[0], secure
 }
 
+// given are the addresses that free has returned: the system may offer one again.
+var given sync.Map
+
 // free returns a free address.
 func free(t *testing.T) netip.AddrPort {
 	t.Helper()
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		ln, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := addrPort(ln.Addr())
+		_ = ln.Close()
+		if _, again := given.LoadOrStore(at, true); !again {
+			return at
+		}
 	}
-	defer ln.Close()
-	return addrPort(ln.Addr())
 }
 
 // client connects to an address whatever the URL says.
@@ -208,6 +219,10 @@ func TestEachRequestIsLedByItsHost(t *testing.T) {
 	f.put("vm", "api", 9001, server(t, "api2"))
 	f.put("vm", "proxy", 80, server(t, "proxy"))
 	f.put("vm", "proxy", 443, server(t, "tls"))
+	evil := f.put("vm", "evil", 1, server(t, "evil"))
+	p, _ := f.View().Get(evil)
+	p.Owner.Labels = map[string]string{"com.docker.compose.project": "away", "com.docker.compose.service": "page"}
+	f.set(p)
 	_, at, _ := serve(t, f, nil)
 	conn, err := net.Dial("tcp", at.String())
 	if err != nil {
@@ -221,6 +236,7 @@ func TestEachRequestIsLedByItsHost(t *testing.T) {
 		{"API.vm.localhost.", "/", "several ports"},
 		{"9000.API.vm.localhost.", "/?", "api 9000.API.vm.localhost. /?"},
 		{"proxy.localhost", "/", "proxy proxy.localhost /"},
+		{"page.away.localhost", "/", "Nothing that is published"}, // of a guest that is not connected
 		{"8080.web.localhost", "/", "web 8080.web.localhost /"},
 	} {
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", c.path, c.host)
@@ -711,6 +727,29 @@ func TestHeaderTimeout(t *testing.T) {
 		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: %v, want its end", to, err)
 		}
+	}
+}
+
+// The head of an answer has a limit: a server must not fill this machine's memory.
+func TestLongAnswerHeads(t *testing.T) {
+	f := newFake()
+	for i, n := range []int{maxHeader / 2, 2 * maxHeader} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			for range n / 1024 {
+				w.Header().Add("X-Long", strings.Repeat("a", 1024))
+			}
+		}))
+		t.Cleanup(s.Close)
+		f.put("vm", fmt.Sprintf("web%d", i), 8080+uint16(i), s.Listener.Addr().String())
+	}
+	r, at, _ := serve(t, f, nil)
+	for name, want := range map[string]int{"web0": http.StatusOK, "web1": http.StatusBadGateway} {
+		if code, body, _ := get(t, client(t, at), "http://"+name+".localhost/"); code != want {
+			t.Errorf("%s: %d %q, want %d", name, code, body, want)
+		}
+	}
+	if got := r.Stats().Results["failed"]; got != 1 {
+		t.Errorf("%d failed, want 1", got)
 	}
 }
 
