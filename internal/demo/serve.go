@@ -19,7 +19,7 @@ func serveHTTP(ctx context.Context, addr string) error {
 		return err
 	}
 	srv := &http.Server{
-		ReadHeaderTimeout: 5 * time.Second,
+		ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 64 << 10,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = fmt.Fprintf(w, "Hello from the guest: %s reached %s.\n", r.RemoteAddr, l.Addr())
 		}),

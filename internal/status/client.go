@@ -41,7 +41,9 @@ func NewClient(path string) *Client {
 		}
 		return conn, nil
 	}
-	return &Client{path: path, patience: answerTimeout, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &Client{path: path, patience: answerTimeout, http: &http.Client{Transport: &http.Transport{
+		DialContext: dial, DisableKeepAlives: true, MaxResponseHeaderBytes: maxHeader,
+	}}}
 }
 
 // answerTimeout is a client's patience.

@@ -132,7 +132,7 @@ func (r *Router) pass(life context.Context, w http.ResponseWriter, q *http.Reque
 			server, err = r.opt.Host.Dial(ctx, life, to)
 			return server, err
 		},
-		DisableKeepAlives: true, DisableCompression: true, ExpectContinueTimeout: r.opt.HeaderTimeout,
+		DisableKeepAlives: true, DisableCompression: true, ExpectContinueTimeout: r.opt.HeaderTimeout, MaxResponseHeaderBytes: maxHeader,
 	}
 	proxy := httputil.ReverseProxy{
 		Transport: transport, FlushInterval: -1,

@@ -234,7 +234,10 @@ func isList(answer []byte) error {
 	return nil
 }
 
-const maxAnswer = 32 << 20 // bytes
+const (
+	maxAnswer = 32 << 20 // bytes
+	maxHead   = 64 << 10 // bytes, before it
+)
 
 // statusError is the status of a server that answered without what was asked for.
 type statusError string
@@ -248,7 +251,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 		return nil, err
 	}
 	// A transport of its own: no proxy of the environment, and nothing kept open.
-	t := &http.Transport{DisableKeepAlives: true}
+	t := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: maxHead}
 	defer t.CloseIdleConnections()
 	resp, err := t.RoundTrip(req)
 	if err != nil {

@@ -129,7 +129,7 @@ func newAPI(text string, dial dialFunc, timeout time.Duration) (*api, error) {
 				return &watchedConn{Conn: c, ended: a.ended}, nil
 			},
 			// One connection, which is kept open: it ends when the peer does.
-			MaxConnsPerHost: 1, DisableCompression: true,
+			MaxConnsPerHost: 1, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
