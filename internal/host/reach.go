@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/claims"
@@ -27,11 +28,23 @@ type Held struct {
 // heldFor returns who of this program holds an address, if anybody does.
 func (h *Host) heldFor(protocol port.Protocol, addr netip.AddrPort) (Held, bool) {
 	for _, held := range h.opt.Held {
-		if protocol == port.TCP && claims.Overlap(held.At, addr) {
+		if protocol == port.TCP && held.overlaps(addr) {
 			return held, true
 		}
 	}
 	return Held{}, false
+}
+
+// overlaps reports whether a publication at an address would be in the way. localhost is 127.0.0.1
+// and ::1: what is held at one of them is held at both, or one name would lead to two servers.
+func (h Held) overlaps(addr netip.AddrPort) bool {
+	localhost := []netip.AddrPort{
+		netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), h.At.Port()), netip.AddrPortFrom(netip.IPv6Loopback(), h.At.Port()),
+	}
+	by := func(a netip.AddrPort) func(netip.AddrPort) bool {
+		return func(b netip.AddrPort) bool { return claims.Overlap(a, b) }
+	}
+	return claims.Overlap(h.At, addr) || slices.ContainsFunc(localhost, by(h.At)) && slices.ContainsFunc(localhost, by(addr))
 }
 
 // Reach is a connection that is to reach a publication other than at its own listeners.

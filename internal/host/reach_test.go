@@ -216,6 +216,39 @@ func TestReachLooksAgain(t *testing.T) {
 	}
 }
 
+// What this program has at one address of localhost it has at both.
+func TestHeldAtBothFamilies(t *testing.T) {
+	for _, c := range []struct {
+		held string
+		free string // of the addresses below, those that a publication gets
+	}{
+		{"127.0.0.1:80", "127.0.0.2:80 192.0.2.1:80 [2001:db8::1]:80"},
+		{"[::1]:80", "127.0.0.2:80 192.0.2.1:80 [2001:db8::1]:80"},
+		{"0.0.0.0:80", "[2001:db8::1]:80"},
+		{"[::]:80", "127.0.0.2:80 192.0.2.1:80"},
+		{"127.0.0.2:80", "127.0.0.1:80 [::1]:80 [::]:80 192.0.2.1:80 [2001:db8::1]:80"},
+		{"192.0.2.1:80", "127.0.0.1:80 127.0.0.2:80 [::1]:80 [::]:80 [2001:db8::1]:80"},
+	} {
+		h := &Host{opt: Options{Held: []Held{{At: netip.MustParseAddrPort(c.held)}}}}
+		var free []string
+		for _, at := range []string{
+			"127.0.0.1:80", "127.0.0.2:80", "0.0.0.0:80", "[::1]:80", "[::]:80", "192.0.2.1:80", "[2001:db8::1]:80",
+		} {
+			if _, ok := h.heldFor(port.TCP, netip.MustParseAddrPort(at)); !ok {
+				free = append(free, at)
+			}
+		}
+		if got := strings.Join(free, " "); got != c.free {
+			t.Errorf("%s is held: %s are free, want %s", c.held, got, c.free)
+		}
+		for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
+			if _, ok := h.heldFor(protocol, at(lo4, 81)); ok {
+				t.Errorf("%s is held, and so is 81/%s", c.held, protocol)
+			}
+		}
+	}
+}
+
 // No publication gets an address at which this program itself listens.
 func TestHeldAddresses(t *testing.T) {
 	k := key(port.TCP, any4, ports.Free(t))

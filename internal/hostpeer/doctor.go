@@ -131,11 +131,16 @@ func describeList(f *doctor.HostFacts, l status.List) {
 		})
 	}
 	for _, p := range l.Publications {
-		switch c := (doctor.Conflict{Port: p.Key().Slot().String(), Reason: p.Reason}); p.State {
-		case port.Conflict:
-			f.Conflicts = append(f.Conflicts, c)
-		case port.Failed:
-			f.Failed = append(f.Failed, c)
+		for _, o := range p.Outcomes { // a port may be open in one family and not in the other
+			c := doctor.Conflict{Port: p.Key().Slot().String(), Reason: o.Reason}
+			if o.State == port.Conflict {
+				f.Conflicts = append(f.Conflicts, c)
+				break
+			}
+			if o.State == port.Failed {
+				f.Failed = append(f.Failed, c)
+				break
+			}
 		}
 	}
 }
@@ -173,12 +178,7 @@ func wide(settings []config.Setting, l status.List) (list []doctor.Wide) {
 			continue
 		}
 		for address := range strings.SplitSeq(strings.TrimPrefix(s.Value, "wss://"), ",") {
-			if strings.HasPrefix(address, ":") {
-				address = "[::]" + address
-			}
-			if at, err := netip.ParseAddrPort(address); err == nil {
-				add(port.TCP, at, " ("+flag+")")
-			}
+			add(port.TCP, listenAt(address), " ("+flag+")")
 		}
 	}
 	return list

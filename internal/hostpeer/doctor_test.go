@@ -5,6 +5,7 @@ package hostpeer
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -113,5 +114,43 @@ func TestWideIsWhatTheRunningHostOpens(t *testing.T) {
 				t.Errorf("running %q, %q, want %q", f.Running, got, c.want)
 			}
 		})
+	}
+}
+
+// A port that is open in one family and in conflict in the other is a conflict, once.
+func TestPartialConflict(t *testing.T) {
+	outcome := func(s port.State, at string) status.Outcome {
+		return status.Outcome{State: s, HostAddress: at, Reason: "about " + at}
+	}
+	var f doctor.HostFacts
+	describeList(&f, status.List{Publications: []status.Publication{
+		{Protocol: port.TCP, Port: 80, State: port.Active, Outcomes: []status.Outcome{outcome(port.Active, "127.0.0.1:80"), outcome(port.Conflict, "[::1]:80")}},
+		{Protocol: port.TCP, Port: 81, State: port.Conflict, Outcomes: []status.Outcome{outcome(port.Conflict, "127.0.0.1:81"), outcome(port.Conflict, "[::1]:81")}},
+		{Protocol: port.TCP, Port: 82, State: port.Active, Outcomes: []status.Outcome{outcome(port.Active, "127.0.0.1:82"), outcome(port.Failed, "[::1]:82")}},
+	}})
+	want := []doctor.Conflict{{Port: "80/tcp", Reason: "about [::1]:80"}, {Port: "81/tcp", Reason: "about 127.0.0.1:81"}}
+	if !slices.Equal(f.Conflicts, want) {
+		t.Errorf("%v, want %v", f.Conflicts, want)
+	}
+}
+
+// The host peer keeps its own ports from publications.
+func TestOwnListenersAreHeld(t *testing.T) {
+	at := netip.MustParseAddrPort
+	cfg := config.Host{Names: config.Names{HTTP: []netip.AddrPort{at("127.0.0.1:80")}, TLS: []netip.AddrPort{at("[::1]:443")}}}
+	cfg.WebAddr, cfg.MetricsAddr = "127.0.0.1:7420", ":9464"
+	cfg.Serving.At = config.Endpoint{Listen: true, Server: "localhost:8443"}
+	var got []netip.AddrPort
+	for _, h := range held(&cfg) {
+		got = append(got, h.At)
+	}
+	want := []netip.AddrPort{at("127.0.0.1:80"), at("[::1]:443"), at("127.0.0.1:7420"), at("[::]:9464"), at("127.0.0.1:8443")}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	none := new(config.Host)
+	none.MetricsAddr = "127.0.0.1:0"
+	if got := held(none); len(got) > 0 {
+		t.Errorf("held without ports: %v", got)
 	}
 }

@@ -137,7 +137,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		Trace:     tracer,
 		Logger:    log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
 		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,
-		Held:         held(cfg.Names),
+		Held:         held(&cfg),
 		MaxListeners: cfg.Limits.Listeners, MaxFlows: cfg.Limits.Flows, MaxUDPClients: cfg.Limits.UDPFlows,
 	})
 	if err != nil {
@@ -168,15 +168,34 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	return d, nil
 }
 
-// held are the addresses at which names are served.
-func held(n config.Names) (list []host.Held) {
-	for _, at := range n.HTTP {
+// held are the addresses at which the host peer itself listens.
+func held(cfg *config.Host) (list []host.Held) {
+	for _, at := range cfg.Names.HTTP {
 		list = append(list, host.Held{At: at, By: "this host's names (--names)"})
 	}
-	for _, at := range n.TLS {
+	for _, at := range cfg.Names.TLS {
 		list = append(list, host.Held{At: at, By: "this host's names (--names-tls)"})
 	}
-	return list
+	list = append(list,
+		host.Held{At: listenAt(cfg.WebAddr), By: "this host's page (--web-addr)"},
+		host.Held{At: listenAt(cfg.MetricsAddr), By: "this host's metrics (--metrics-addr)"})
+	if cfg.Serving.At.Listen {
+		list = append(list, host.Held{At: listenAt(cfg.Serving.At.Server), By: "this host's links (--listen)"})
+	}
+	return slices.DeleteFunc(list, func(h host.Held) bool { return h.At.Port() == 0 })
+}
+
+// listenAt returns the address that HOST:PORT means, without one the wildcard of both families;
+// invalid for a name that must be resolved.
+func listenAt(s string) netip.AddrPort {
+	switch host, n, _ := strings.Cut(s, ":"); host {
+	case "":
+		s = "[::]:" + n
+	case "localhost":
+		s = "127.0.0.1:" + n
+	}
+	at, _ := netip.ParseAddrPort(s)
+	return at
 }
 
 // router makes what serves names, nil for none.
