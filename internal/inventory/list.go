@@ -245,7 +245,7 @@ func (s Status) Decode() ([]Port, error) {
 		return nil, fmt.Errorf("list: %w", err)
 	}
 	plain := &io.LimitedReader{R: z, N: maxPlain + 1}
-	ports, err := decode(json.NewDecoder(plain))
+	ports, err := decode(json.NewDecoder(whole{plain}))
 	if plain.N == 0 {
 		err = fmt.Errorf("more than %d bytes", maxPlain)
 	}
@@ -253,6 +253,19 @@ func (s Status) Decode() ([]Port, error) {
 		return nil, fmt.Errorf("list: %w", err)
 	}
 	return ports, nil
+}
+
+// whole reads as much as there is room for. json.Decoder looks at all white space again after
+// each read, so that short ones make its work quadratic.
+type whole struct{ io.Reader }
+
+// Read implements io.Reader.
+func (w whole) Read(p []byte) (int, error) {
+	n, err := io.ReadFull(w.Reader, p)
+	if errors.Is(err, io.ErrUnexpectedEOF) && n > 0 {
+		err = nil // the next read has the reader's own error
+	}
+	return n, err
 }
 
 // decode reads an array of ports, or null, and nothing after it.

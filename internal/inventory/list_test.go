@@ -187,6 +187,29 @@ func TestRefusalTakesLittleMemory(t *testing.T) {
 	}
 }
 
+// White space, of which a few kilobytes can be 16 MiB, costs a reader in proportion to its length.
+func TestWhiteSpaceTakesLittleTime(t *testing.T) {
+	took := func(n int) time.Duration {
+		list, err := compress([]byte("[" + strings.Repeat(" ", n) + "]"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		least := time.Hour
+		for range 5 {
+			start := time.Now()
+			if _, err := (Status{List: list}).Decode(); err != nil {
+				t.Fatal(err)
+			}
+			least = min(least, time.Since(start))
+		}
+		return least
+	}
+	const times = 16
+	if short, long := took(maxPlain/times-2), took(maxPlain-2); long > 6*times*short {
+		t.Errorf("%d times as much takes %s, and not %s", times, long, short)
+	}
+}
+
 func TestWithheld(t *testing.T) {
 	for reason, want := range map[port.Reason]bool{
 		{}: false, port.Because(port.FromSources, "10.0.0.0/8"): false, port.Because(port.FromList, "@clients"): false,
@@ -222,6 +245,11 @@ func FuzzDecode(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(s.List)
+	spaces, err := compress([]byte("[" + strings.Repeat(" ", 1<<20) + "]"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(spaces)
 	f.Fuzz(func(_ *testing.T, list []byte) {
 		ports, err := (Status{List: list}).Decode()
 		if err == nil {
