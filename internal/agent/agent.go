@@ -91,6 +91,7 @@ type Agent struct {
 	auto       *auto.Auto // nil if the sinks are configured
 	reconciler *reconcile.Reconciler
 	provider   provider
+	kube       *kube.Source // of the first cluster; nil without
 	inventory  *inventoried // nil unless it is written
 	rules      atomic.Pointer[rules.Set]
 	forwards   *forwards.Store
@@ -209,10 +210,14 @@ func (a *Agent) wireKube() error {
 		Kubeconfigs: k.Kubeconfigs, Context: k.Context, Namespaces: k.Namespaces, Selector: k.Selector,
 		Retry: a.engineRetry(), Listens: a.registry.AwaitTCP, Files: a.files, Logger: a.log,
 	}, a.engineMemory)
+	if err != nil {
+		return err
+	}
+	a.kube = all[0]
 	for _, s := range all {
 		a.addSource(s)
 	}
-	return err
+	return nil
 }
 
 // feed makes the feed of a source.

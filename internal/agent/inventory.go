@@ -47,9 +47,12 @@ func (a *Agent) wireInventory() error {
 	if !c.Inventory {
 		return nil
 	}
-	access, err := kube.New(kube.Options{Kubeconfigs: k.Kubeconfigs, Context: k.Context, Retry: a.engineRetry(), Logger: a.log})
-	if err != nil {
-		return err
+	access := a.kube
+	if access == nil {
+		var err error
+		if access, err = kube.New(kube.Options{Kubeconfigs: k.Kubeconfigs, Context: k.Context, Retry: a.engineRetry(), Logger: a.log}); err != nil {
+			return err
+		}
 	}
 	machine, namespace, err := inventory.ThisMachine()
 	if err != nil {

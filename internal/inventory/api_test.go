@@ -27,6 +27,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 type api struct {
 	mu      sync.Mutex
 	version int
+	conf    *rest.Config
 	objects map[string]*NodeInventory
 	nodes   map[string]*node
 	watches []*io.PipeWriter
@@ -41,6 +42,7 @@ type api struct {
 
 func newAPI(nodes ...string) *api {
 	a := &api{objects: make(map[string]*NodeInventory), nodes: make(map[string]*node), refuse: make(map[string]int), served: []string{Version}}
+	a.conf = &rest.Config{Host: "http://api", Transport: a}
 	for _, n := range nodes {
 		a.addNode(n, "boot-"+n)
 	}
@@ -75,9 +77,7 @@ func (a *api) set(f func()) {
 	f()
 }
 
-func (a *api) config() (*rest.Config, string, error) {
-	return &rest.Config{Host: "http://api", Transport: a}, "the test", nil
-}
+func (a *api) config() (*rest.Config, string, error) { return a.conf, "the test", nil }
 
 func (a *api) object(name string) *NodeInventory {
 	a.mu.Lock()

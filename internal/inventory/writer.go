@@ -26,7 +26,9 @@ type Options struct {
 	Interval time.Duration // least time between two writes of changes; a renewal has them earlier
 	// Machine is the boot id, Namespace the inode of the network namespace; see Holder.
 	Machine, Namespace string
-	// Config returns how to reach the API server now, and where that is written.
+	// Config returns how to reach the API server now, and where that is written. The pointer is
+	// the same while neither the server nor the credentials have changed. It is asked before each
+	// report and each write: what is reported must not go to the server of another cluster.
 	Config func() (conf *rest.Config, origin string, err error)
 	// Lock lets one agent of the network namespace write; see LockNode. The error is an
 	// [ErrHeld] while another one does.
@@ -54,6 +56,7 @@ type Writer struct {
 	limit int // bytes of the list; less than maxBytes if the API server refused more
 
 	client  *Client
+	conf    *rest.Config   // of client
 	release func()         // of the lock; nil if it is not held
 	current *NodeInventory // as the server has it; nil if that is not known
 	owner   types.UID      // of the Node, as it was read last
@@ -152,10 +155,10 @@ func (w *Writer) await(ctx context.Context) {
 // step writes the object if it is not as it should be.
 func (w *Writer) step(ctx context.Context) (wrote bool, err error) {
 	defer func() { w.note(wrote, err) }()
-	if err := w.connect(ctx); err != nil {
-		return false, err
-	}
 	for {
+		if err := w.connect(ctx); err != nil {
+			return false, err
+		}
 		report := w.o.Report(ctx)
 		w.kept.apply(report.Ports)
 		status, err := build(report, w.limit)
@@ -164,6 +167,9 @@ func (w *Writer) step(ctx context.Context) (wrote bool, err error) {
 		}
 		if w.isCurrent(status) {
 			return false, nil
+		}
+		if w.moved() {
+			continue
 		}
 		next := w.next(status)
 		stored, err := w.client.put(ctx, next)
@@ -223,6 +229,10 @@ func (w *Writer) next(s Status) *NodeInventory {
 // connect takes the lock, connects and reads what the server has, unless that is done. It
 // reads the Node again as often as the object is renewed: it may have been made anew.
 func (w *Writer) connect(ctx context.Context) error {
+	if w.moved() {
+		w.forget()
+		w.renewAt = time.Time{} // what this server has may be as old as may be
+	}
 	if w.current != nil && time.Now().Before(w.readAt) {
 		return nil
 	}
@@ -232,6 +242,15 @@ func (w *Writer) connect(ctx context.Context) error {
 		return err
 	}
 	return w.read(ctx, n.Status.NodeInfo.BootID)
+}
+
+// moved reports whether the client is not of the server and credentials that are configured now.
+func (w *Writer) moved() bool {
+	if w.client == nil {
+		return false
+	}
+	conf, _, err := w.o.Config()
+	return err != nil || conf != w.conf
 }
 
 // open takes the lock and makes a client.
@@ -253,6 +272,7 @@ func (w *Writer) open(ctx context.Context) error {
 	if w.client, err = NewClient(conf); err != nil {
 		return fmt.Errorf("%s: %w", origin, err)
 	}
+	w.conf = conf
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/schedule"
 )
@@ -28,8 +30,9 @@ type agent struct {
 	log     *buffer
 	stop    func()
 
-	mu     sync.Mutex
-	report Report
+	mu       sync.Mutex
+	report   Report
+	reported func() // called with the lock when the report is made; may be nil
 }
 
 // buffer is a log that can be read while it is written.
@@ -82,6 +85,9 @@ func startAgent(t *testing.T, a *api, node string, change func(*Options), ports 
 			defer g.mu.Unlock()
 			r := g.report
 			r.Ports = append([]Port(nil), r.Ports...)
+			if g.reported != nil {
+				g.reported()
+			}
 			return r
 		},
 	}
@@ -610,6 +616,110 @@ func TestNodeIsRenamed(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The writer follows its configuration, and what was reported of one cluster goes to no other.
+func TestServerOrCredentialsChange(t *testing.T) {
+	ours, theirs := tcp("0.0.0.0", 80, "first"), tcp("0.0.0.0", 81, "second")
+	names := func(t *testing.T, a *api) (list []string) {
+		if a.object("n") == nil {
+			return nil
+		}
+		ports, err := a.object("n").Status.Decode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range ports {
+			list = append(list, p.Owner.Name)
+		}
+		return list
+	}
+	type config struct {
+		conf *rest.Config
+		err  error
+	}
+	for name, c := range map[string]struct {
+		run           func(t *testing.T, g *agent, become func(config), first, second *api)
+		first, second string // whose ports these servers have
+		wrong         string // what the state says
+	}{
+		"and the ports": {func(_ *testing.T, g *agent, become func(config), _, second *api) {
+			become(config{conf: second.conf})
+			g.set(theirs)
+			pass(2 * interval)
+		}, "first", "second", ""},
+		"and no port": {func(_ *testing.T, _ *agent, become func(config), _, second *api) {
+			become(config{conf: second.conf})
+			pass(RenewEvery)
+		}, "first", "first", ""},
+		"while ports are reported": {func(_ *testing.T, g *agent, become func(config), _, second *api) {
+			g.mu.Lock()
+			g.reported = func() { // what was reported is of the cluster before
+				become(config{conf: second.conf})
+				g.reported = nil
+				g.report.Ports = []Port{theirs}
+			}
+			g.report.Ports = []Port{tcp("0.0.0.0", 82, "late")}
+			g.mu.Unlock()
+			g.changed.Notify()
+			pass(2 * interval)
+		}, "first", "second", ""},
+		"before its Services are listed": {func(_ *testing.T, g *agent, become func(config), _, _ *api) {
+			become(config{err: errors.New("not listed yet")})
+			g.set(tcp("0.0.0.0", 82, "late"))
+			pass(2 * RenewEvery)
+		}, "first", "", "not listed yet"},
+		"and back": {func(t *testing.T, g *agent, become func(config), first, second *api) {
+			become(config{conf: second.conf})
+			g.set(theirs)
+			pass(2 * interval)
+			writes := first.writes()
+			become(config{conf: first.conf})
+			g.set(ours)
+			pass(2 * interval)
+			if first.writes() == writes {
+				t.Error("the first server has what it had before")
+			}
+		}, "first", "second", ""},
+		"to a user without rights": {func(_ *testing.T, g *agent, become func(config), first, _ *api) {
+			become(config{conf: &rest.Config{Host: "http://api", Transport: forbidden{}}})
+			g.set(theirs)
+			pass(2 * interval)
+		}, "first", "", "RBAC does not allow it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				first, second := newAPI("n"), newAPI("n")
+				var mu sync.Mutex
+				now := config{conf: first.conf}
+				g := startAgent(t, first, "n", func(o *Options) {
+					o.Config = func() (*rest.Config, string, error) {
+						mu.Lock()
+						defer mu.Unlock()
+						return now.conf, "the test", now.err
+					}
+				}, ours)
+				pass(2 * interval)
+				c.run(t, g, func(next config) { mu.Lock(); defer mu.Unlock(); now = next }, first, second)
+				if got := strings.Join(names(t, first), " "); got != c.first {
+					t.Errorf("the first server has ports of %q, want %q", got, c.first)
+				}
+				if got := strings.Join(names(t, second), " "); got != c.second {
+					t.Errorf("the second server has ports of %q, want %q", got, c.second)
+				}
+				if s := g.State(); !strings.Contains(s.Error, c.wrong) || s.Current != (c.wrong == "") {
+					t.Errorf("state %+v, want an error with %q", s, c.wrong)
+				}
+			})
+		})
+	}
+}
+
+// forbidden is a server that allows nothing.
+type forbidden struct{}
+
+func (forbidden) RoundTrip(*http.Request) (*http.Response, error) {
+	return refusal(http.StatusForbidden, "no"), nil
 }
 
 // Somebody else changed the object: it is read again and written.

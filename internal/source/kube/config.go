@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
@@ -33,6 +34,11 @@ type config struct {
 	origin string // human-readable
 	sum    []byte // of everything that was read
 	rest   *rest.Config
+}
+
+// is reports whether two configurations were read from the same place, with the same content.
+func (c config) is(other config) bool {
+	return c.origin == other.origin && bytes.Equal(c.sum, other.sum)
 }
 
 // port is the server's, 0 if none is written.

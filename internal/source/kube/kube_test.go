@@ -31,6 +31,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
@@ -708,6 +709,55 @@ func TestGrace(t *testing.T) {
 	}
 	e.start()
 	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
+}
+
+// Others reach the server that the source uses, by the same pointer while nothing changes, and no
+// server as long as the Services of another one are reported.
+func TestAccessFollowsTheSource(t *testing.T) {
+	e, other := serves(newFake(t), "web"), serves(newFake(t), "db", "more")
+	s := source(t, e, Options{})
+	wants := func(what, host, text string) (conf *rest.Config) {
+		t.Helper()
+		enginetest.Eventually(t, func() (err error) {
+			conf, _, err = s.Access()
+			switch {
+			case text != "" && (err == nil || !strings.Contains(err.Error(), text)):
+				return fmt.Errorf("%s: error %v, want %q", what, err, text)
+			case text == "" && (err != nil || !strings.HasSuffix(conf.Host, host)):
+				return fmt.Errorf("%s: %v, %v, want %s", what, conf, err, host)
+			}
+			return nil
+		})
+		return conf
+	}
+	alone := wants("before it runs", e.addr, "")
+	if again := wants("before it runs, again", e.addr, ""); again != alone {
+		t.Error("the pointer is another one without a change")
+	}
+	f := enginetest.Run(t, s)
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
+	if running := wants("running", e.addr, ""); running != alone {
+		t.Error("the pointer is another one once the source runs")
+	}
+	e.write(e.kubeconfig, `token: "2"`)
+	enginetest.Eventually(t, func() error { return enginetest.ErrIf(wants("other credentials", e.addr, "") == alone) })
+	other.mu.Lock()
+	other.hang["list services"] = true
+	other.mu.Unlock()
+	other.write(e.kubeconfig, "")
+	wants("another server, not listed", "", "not listed yet")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080")
+	other.mu.Lock()
+	other.hang["list services"] = false
+	other.mu.Unlock()
+	other.stop() // ends the request that hangs
+	other.start()
+	wants("another server", other.addr, "")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
+	if err := os.WriteFile(e.kubeconfig, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wants("a file that is being written", other.addr, "")
 }
 
 // A server that does not answer is tried at once when something listens on its port.

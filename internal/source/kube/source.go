@@ -9,7 +9,6 @@
 package kube
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -107,6 +106,11 @@ type Source struct {
 	clusters  *clusters             // nil if this is the only source
 	news      schedule.Signal       // what others follow has changed; nil then
 	files     schedule.Signal       // a kubeconfig appeared or changed; nil then
+
+	mu       sync.Mutex
+	using    config // as it was read last
+	unusable error  // why it is not used; nil if it is
+	declared string // the server whose Services are reported; "" if there are none
 }
 
 // Kubeconfigs whose names do not tell what wrote them.
@@ -168,10 +172,42 @@ func unique(paths []string) (out []string) {
 func (s *Source) Name() string { return s.o.SourceName }
 
 // Access returns how other clients reach the server of this source now, and where that is
-// written. The files that it names were read under the same rules.
+// written. The files that it names were read under the same rules. The pointer is the same while
+// neither the server nor the credentials have changed. A source that runs returns what it uses
+// itself, and an error while it still reports the Services of another server.
 func (s *Source) Access() (conf *rest.Config, origin string, err error) {
-	c, err := s.load()
-	return c.rest, c.origin, err
+	if s.state.Load() == nil {
+		s.use(s.load())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.using
+	switch {
+	case s.unusable != nil:
+		return nil, c.origin, s.unusable
+	case c.rest == nil:
+		return nil, c.origin, errors.New("the kubeconfig is not read yet")
+	case s.declared != "" && s.declared != c.server():
+		return nil, c.origin, fmt.Errorf("%s: its Services are not listed yet, and those of the server before are still known", c.origin)
+	}
+	return c.rest, c.origin, nil
+}
+
+// use notes what was read.
+func (s *Source) use(c config, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unusable = err; err == nil && s.using.is(c) {
+		return
+	}
+	s.using = c
+}
+
+// declares notes whose Services are reported.
+func (s *Source) declares(server string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.declared = server
 }
 
 // Facts answers which pod has an address. It stays valid for ever. A pod in the
@@ -260,6 +296,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	}
 	withdraw := func() {
 		st.withdraw()
+		s.declares("")
 		s.clusters.hide(s)
 	}
 	return engine.Supervisor{
@@ -280,6 +317,7 @@ func (s *Source) awaitServer(ctx context.Context) error {
 func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	s.server = 0
 	conf, err := s.load()
+	s.use(conf, err)
 	s.clusters.chosen(s)
 	if err != nil {
 		if errors.Is(err, engine.ErrAbsent) {
@@ -312,6 +350,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	ctx = klog.NewContext(ctx, logr.Discard())
 	st.begin(2*len(s.o.Namespaces), func() {
 		s.setListed()
+		s.declares(conf.server())
 		up()
 	})
 	for _, ns := range s.o.Namespaces {
@@ -345,7 +384,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 				s.o.Logger.Warn("the kubeconfig changed and cannot be used; the old one stays", "err", err)
 				continue
 			}
-			if next.origin != conf.origin || !bytes.Equal(next.sum, conf.sum) {
+			if !next.is(conf) {
 				s.o.Logger.Info("the kubeconfig changed", "origin", next.origin)
 				return engine.ErrAgain
 			}

@@ -248,9 +248,11 @@ func (a *agent) report(context.Context) inventory.Report {
 func (f *fleet) start(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
+	conf, origin, err := f.config()
 	for _, a := range f.agents {
 		a.writer = inventory.NewWriter(inventory.Options{
-			Node: a.name, Interval: f.interval, Machine: a.name, Namespace: "1", Config: f.config, Report: a.report, Changed: a.changed,
+			Node: a.name, Interval: f.interval, Machine: a.name, Namespace: "1", Report: a.report, Changed: a.changed,
+			Config: func() (*rest.Config, string, error) { return conf, origin, err },
 			Lock:   func(context.Context, string) (func(), error) { return func() {}, nil },
 			Logger: slog.New(slog.DiscardHandler),
 		})
