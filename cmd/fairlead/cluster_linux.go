@@ -186,7 +186,11 @@ func (q *clusterQuery) audit(ctx context.Context, policy inventory.Policy) (inve
 	if err != nil {
 		return inventory.Audit{}, err
 	}
-	return policy.Audit(nodes, objects, time.Now()), nil
+	a := policy.Audit(nodes, objects, time.Now())
+	if q.node == "" {
+		a.Warnings = policy.Idle(nodes)
+	}
+	return a, nil
 }
 
 func writeAudit(c *cobra.Command, a inventory.Audit, out output) error {
@@ -199,10 +203,15 @@ func writeAudit(c *cobra.Command, a inventory.Audit, out output) error {
 		wide += n.Wide
 		l.Sources = append(l.Sources, status.Source{Name: n.Name, State: "not audited", Error: n.Error, Warnings: n.Warnings})
 	}
-	return status.WriteCluster(c.OutOrStdout(), l, status.Style{
+	err := status.WriteCluster(c.OutOrStdout(), l, status.Style{
 		Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"), Paint: painter(c.OutOrStdout()), Now: time.Now(),
 		Empty: fmt.Sprintf("No violations: %d nodes, %d ports open wider than loopback.", len(a.Nodes), wide),
 	})
+	for _, text := range a.Warnings {
+		_, werr := fmt.Fprintln(c.OutOrStdout(), painter(c.OutOrStdout()).Paint(status.Yellow, text))
+		err = errors.Join(err, werr)
+	}
+	return err
 }
 
 // watch reports events until ctx ends, and on stderr what it cannot follow.

@@ -73,6 +73,21 @@ func inventoryOf(t *testing.T, owner, ready string, age time.Duration) object {
 func TestAuditExitStatus(t *testing.T) {
 	const allowed = "rules: [{match: {ports: 22}, action: allow}]"
 	good := inventoryOf(t, "sshd", "True", 0)
+	for _, c := range []struct {
+		flags []string
+		warns string
+	}{
+		{nil, "policy 1 is for no node"}, {[]string{"-o", "json"}, `"warnings":[`}, {[]string{"--node", "n"}, ""}, {[]string{"--node", "n", "-o", "json"}, ""},
+	} {
+		policy := filepath.Join(t.TempDir(), "policy.yaml")
+		if err := os.WriteFile(policy, []byte("policies: [{nodes: {labels: {rol: edge}}, rules: []}]\n"+allowed), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		stdout, stderr, code := execute(t, append([]string{"audit", "--cluster", "-f", policy, "--kubeconfig", clusterOf(t, good)}, c.flags...)...)
+		if code != exitOK || !strings.Contains(stdout, c.warns) || strings.Contains(stdout, "is for no node") != (c.warns != "") {
+			t.Errorf("%q: status %d, want a warning with %q:\n%s\n%s", c.flags, code, c.warns, stdout, stderr)
+		}
+	}
 	for name, c := range map[string]struct {
 		written object
 		policy  string

@@ -227,7 +227,7 @@ func (g generator) policy() string {
 	if g.IntN(2) == 0 {
 		b.WriteString("policies:\n")
 		for range 1 + g.IntN(3) {
-			nodes := g.one("name: n", "name: other", "labels: {role: edge}", "labels: {role: edge, zone: a}", `labels: {zone: "[ab]"}`, `labels: {zone: "*"}`)
+			nodes := g.one("name: n", "name: other", "labels: {role: edge}", "labels: {role: edge, zone: a}", `labels: {zone: "?"}`, `labels: {zone: "*"}`)
 			fmt.Fprintf(&b, "  - nodes: {%s}\n    rules: %s\n", nodes, g.rules())
 		}
 	}

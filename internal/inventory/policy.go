@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,8 +71,12 @@ func parsePart(n yamltree.Node, i int) (part, error) {
 	for _, e := range entries {
 		if e.Key == "nodes" {
 			p.nodes, err = rules.ParseOwner(e.Node)
-			if err == nil && p.nodes.Namespace != "" {
+			switch {
+			case err != nil:
+			case p.nodes.Namespace != "":
 				err = e.Errorf("namespace: nodes have none: want name or labels")
+			default:
+				err = noBrackets(e.Node)
 			}
 		} else {
 			p.rules, err = parseRules(e.Node)
@@ -79,6 +84,22 @@ func parsePart(n yamltree.Node, i int) (part, error) {
 		errs = append(errs, err)
 	}
 	return p, errors.Join(errs...)
+}
+
+// noBrackets refuses patterns of nodes that match none: no name and no label of a Node has brackets.
+func noBrackets(n yamltree.Node) error {
+	text, err := n.Text()
+	if err == nil {
+		if strings.ContainsAny(text, "[]") {
+			err = n.Errorf("%q matches no node: * is any text and ? one character, and brackets are not for sets: list each in a policy of its own", text)
+		}
+		return err
+	}
+	entries, err := n.Map()
+	for _, e := range entries {
+		err = errors.Join(err, noBrackets(e.Node))
+	}
+	return err
 }
 
 // parseRules reads rules, and refuses what an inventory does not have or cannot do.
@@ -155,6 +176,7 @@ type Audit struct {
 	// Violations are ports that may not be open; the reason is the rule, or that none allows it.
 	Violations []status.Publication `json:"violations"`
 	Nodes      []Audited            `json:"nodes"`
+	Warnings   []string             `json:"warnings,omitempty"` // why the policy may not say what is meant
 }
 
 // Audited is a node that was audited, or could not be.
@@ -186,6 +208,21 @@ func (p Policy) Audit(nodes map[string]map[string]string, objects []NodeInventor
 	slices.SortFunc(a.Nodes, func(m, n Audited) int { return cmp.Compare(m.Name, n.Name) })
 	slices.SortStableFunc(a.Violations, func(m, n status.Publication) int { return cmp.Compare(m.Node, n.Node) })
 	return a
+}
+
+// Idle returns which parts of the policy are for none of all nodes, which are given with their
+// labels.
+func (p Policy) Idle(nodes map[string]map[string]string) (list []string) {
+	for _, part := range p.parts {
+		used := part.title == "" // for all nodes
+		for name, labels := range nodes {
+			used = used || part.nodes.MatchesOwner(port.Owner{Name: name, Labels: labels})
+		}
+		if !used {
+			list = append(list, strings.TrimSuffix(part.title, ", ")+" is for no node: none has the name and the labels of its nodes")
+		}
+	}
+	return list
 }
 
 // unreliable returns why a node's list says nothing, or not all; "" if it can be relied on.

@@ -123,6 +123,27 @@ rules:
 	}
 }
 
+// A policy that is for none of the nodes is named; one for all nodes, or for nodes without ports, is
+// none.
+func TestIdlePolicies(t *testing.T) {
+	policy, err := ParsePolicy("policy.yaml", []byte(`
+policies:
+  - {nodes: {labels: {rol: edge}}, rules: []}
+  - {nodes: {labels: {role: "ed?e"}}, rules: []}
+  - {nodes: {name: "m*", labels: {role: edge}}, rules: []}
+  - {nodes: {name: "n?"}, rules: []}
+  - {rules: []}
+rules: []
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := policy.Idle(map[string]map[string]string{"n1": {"role": "edge"}, "m": nil})
+	if len(got) != 2 || !strings.HasPrefix(got[0], "policy 1 is for no node") || !strings.HasPrefix(got[1], "policy 3 is for no node") {
+		t.Errorf("%q, want policies 1 and 3", got)
+	}
+}
+
 func TestPolicyMistakes(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                      "empty",
@@ -131,6 +152,8 @@ func TestPolicyMistakes(t *testing.T) {
 		"rules: [{match: {}}]":  "no action",
 		"policies: [{node: x}]": "node",
 		"policies: [{nodes: {namespace: x}, rules: []}]":                   "nodes have none",
+		"policies:\n- nodes: {name: 'n[1-4]'}\n  rules: []":                "policy.yaml:2:17: policies[0].nodes.name: \"n[1-4]\" matches no node",
+		"policies: [{nodes: {labels: {a: b, c: 'x]'}}, rules: []}]":        "nodes.labels.c: \"x]\" matches no node",
 		"rules: [{match: {labels: {a: b}}, action: allow}]":                "no labels of owners",
 		"rules: [{match: {guest: a}, action: allow}]":                      "has nodes",
 		"rules: [{action: allow, hostPort: 80, match: {ports: 8080}}]":     "opens nothing",
