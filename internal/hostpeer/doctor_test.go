@@ -44,7 +44,7 @@ func TestPortsThatAreNotOpen(t *testing.T) {
 	var f doctor.HostFacts
 	var l status.List
 	for i, state := range []port.State{port.Active, port.Pending, port.Denied, port.Conflict, port.Failed} {
-		l.Publications = append(l.Publications, status.Publication{Protocol: port.TCP, Port: 80 + uint16(i), State: state, Reason: "why"})
+		l.Publications = append(l.Publications, status.Publication{Protocol: port.TCP, Port: 80 + uint16(i), Outcomes: []status.Outcome{{State: state, Reason: "why"}}})
 	}
 	describeList(&f, l)
 	if !slices.Equal(f.Conflicts, []doctor.Conflict{{Port: "83/tcp", Reason: "why"}}) || !slices.Equal(f.Failed, []doctor.Conflict{{Port: "84/tcp", Reason: "why"}}) {

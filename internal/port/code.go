@@ -38,7 +38,7 @@ const (
 	EarlierChanging  // an earlier NAT rule for sources that come and go may take the packets
 	EarlierUnread    // an earlier NAT rule that is not understood may take the packets
 	LeftBehind       // the NAT rule of a container that has stopped
-	ReservedBySwarm  // dockerd's socket for a port of a Swarm service
+	Reserved         // a socket that only keeps others from the port of a container or Service
 	Hidden           // another server has all addresses that the guest could dial
 
 	codes // how many
@@ -75,7 +75,7 @@ var codeTable = [codes]codeInfo{
 	EarlierChanging:  {"earlier-rule-changes", "may be decided by an earlier rule for sources that come and go: {0}", Some},
 	EarlierUnread:    {"earlier-rule-unread", "may be decided by an earlier rule that is not understood: {0}", Some},
 	LeftBehind:       {"left-behind", "left behind by container {0}, stopped", Nobody},
-	ReservedBySwarm:  {"reserved-by-swarm", "reserved by dockerd for a Swarm service, which nothing serves there", Some},
+	Reserved:         {"reserved", "only reserves the port for a container or Service: nobody serves there", Some},
 	Hidden:           {"hidden", "hidden by {0}, which serves where the guest could reach it", Some},
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
@@ -234,6 +235,83 @@ func TestServiceOwnsNodePortRules(t *testing.T) {
 	wantOwner(t, r, "tcp 192.168.1.8:30080", "web") // a server of its own
 	services.Replace(nil)
 	wantOwner(t, r, "tcp 192.168.1.9:30081", "pod")
+}
+
+// kube-proxy may serve node ports on the loopback itself: these are the Service's, whatever
+// else has the name, or a port of that number.
+func TestServiceOwnsNodePortsOfKubeProxy(t *testing.T) {
+	pod := func(namespace, name string) port.Owner {
+		return port.Owner{Kind: port.OwnerContainer, ID: name + "-id", Namespace: namespace, Name: name}
+	}
+	as := func(addr, process string) port.Binding { return in(socket("1", addr, process), 5, "/x") }
+	users := as("127.0.0.1:30080", "kube-proxy")
+	users.Hints.User = 1000
+	second := socket("2", "127.0.0.1:30080", "web")
+	bound := second
+	bound.Withheld = port.Because(port.Unlistened)
+	for _, c := range []struct {
+		name    string
+		sockets []port.Binding
+		inside  port.Owner
+		source  string
+		want    string
+	}{
+		{"IPv4", []port.Binding{as("127.0.0.1:30080", "kube-proxy")}, port.Owner{}, "kube", "front"},
+		{"IPv6", []port.Binding{as("[::1]:30080", "kube-proxy")}, port.Owner{}, "kube", "front"},
+		{"in its pod", []port.Binding{as("127.0.0.1:30080", "kube-proxy")}, pod("kube-system", "kube-proxy-x/kube-proxy"), "kube", "front"},
+		{"of a cluster", []port.Binding{as("127.0.0.1:30080", "kube-proxy")}, port.Owner{}, "kube:k3s", "front"},
+		{"beside a bound one", []port.Binding{as("127.0.0.1:30080", "kube-proxy"), bound}, port.Owner{}, "kube", "front"},
+		{"beside another", []port.Binding{as("127.0.0.1:30080", "kube-proxy"), second}, port.Owner{}, "kube", "kube-proxy"},
+		{"no node port", []port.Binding{as("127.0.0.1:10249", "kube-proxy")}, port.Owner{}, "kube", "kube-proxy"},
+		{"not the loopback", []port.Binding{as("192.168.1.9:30080", "kube-proxy")}, port.Owner{}, "kube", "kube-proxy"},
+		{"another program", []port.Binding{as("127.0.0.1:30080", "web")}, port.Owner{}, "kube", "web"},
+		{"a user's", []port.Binding{users}, port.Owner{}, "kube", "kube-proxy"},
+		{"in another container", []port.Binding{as("127.0.0.1:30080", "kube-proxy")}, pod("shop", "kube-proxy"), "kube", "kube-proxy"},
+		{"no Service of Kubernetes", []port.Binding{as("127.0.0.1:30080", "kube-proxy")}, port.Owner{}, "docker", "kube-proxy"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, f := attributed()
+			if c.inside.Name != "" {
+				f.own(c.inside, AttributionKey{Path: "/x"})
+			}
+			sockets, rules, services := r.Feed("socket"), r.Feed("nat"), r.Feed(c.source)
+			sockets.Replace(c.sockets)
+			rules.Replace([]port.Binding{nat("r", "0.0.0.0:80", c.sockets[0].AddrPort().String())})
+			services.Replace([]port.Binding{
+				declared("4", "0.0.0.0:30080", port.OwnerService, "front"), declared("6", "[::]:30080", port.OwnerService, "front"),
+				declared("lb", "127.0.0.9:10249", port.OwnerService, "front"),
+			})
+			name := c.want
+			if c.inside.Name != "" && name != "front" {
+				name = c.inside.Name
+			}
+			wantOwner(t, r, c.sockets[0].Key.String(), name)
+			if c.sockets[0].Address.Is4() {
+				if !c.sockets[0].Address.IsLoopback() {
+					name = ""
+				}
+				wantOwner(t, r, "tcp 0.0.0.0:80", name) // a rule that leads there
+			}
+		})
+	}
+}
+
+// A denial of a Service holds where kube-proxy serves its node port.
+func TestDenialOfServiceOnTheLoopback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarded(t)
+		services := g.Feed("kube")
+		proxy := socket("1", "127.0.0.1:30080", "kube-proxy")
+		g.docker.Replace(nil)
+		services.Replace(nil)
+		g.sockets.Apply(put([]port.Binding{proxy}))
+		g.wantPort(t, "no Service yet", "127.0.0.1:30080", "pending")
+		services.Replace([]port.Binding{declared("s", "0.0.0.0:30080", port.OwnerService, "secret")})
+		time.Sleep(2 * ownerWait)
+		g.wantPort(t, "the Service's", "127.0.0.1:30080", "deny")
+		services.Replace([]port.Binding{declared("s", "0.0.0.0:30080", port.OwnerService, "front")})
+		g.wantPort(t, "another Service's", "127.0.0.1:30080", "allow")
+	})
 }
 
 func TestServedPortOutlivesItsEngine(t *testing.T) {

@@ -37,7 +37,7 @@ func compile(ms []member, all slots) []merged {
 	slices.SortFunc(ms, member.compare)
 	var nat []member
 	for _, m := range ms {
-		if len(m.binding.Hints.Targets) > 0 {
+		if m.nat() {
 			nat = append(nat, m)
 		}
 	}
@@ -119,19 +119,22 @@ func (m member) stale() bool {
 
 // others returns who else may serve the bindings of one key: owners whom other
 // engines claim it for, and those behind NAT rules.
-func others(ms []member, owner port.Owner, known precedence, all slots) (out []port.OtherOwner) {
+func others(ms, slot []member, owner port.Owner, known precedence, all slots) (out []port.OtherOwner) {
 	add := func(o port.Owner, rival bool) { out = appendOther(out, owner, port.OtherOwner{Owner: o, Rival: rival}) }
-	live := slices.ContainsFunc(ms, func(m member) bool { _, p := m.owner(all); return p == known && !m.stale() })
+	owning := owners(ms, slot, all)
+	live := slices.ContainsFunc(owning, func(m member) bool { _, p := m.owner(all); return p == known && !m.stale() })
 	for _, m := range ms {
 		if a := m.attribution; a != nil {
 			for _, o := range a.rivals {
 				add(o, true)
 			}
 		}
+		m.leadsTo(all, func(o port.Owner) { add(o, false) })
+	}
+	for _, m := range owning {
 		if o, p := m.owner(all); p == known && p >= service && (!live || !m.stale()) {
 			add(o, true)
 		}
-		m.leadsTo(all, func(o port.Owner) { add(o, false) })
 	}
 	return out
 }
@@ -180,44 +183,106 @@ func (m member) withheld() port.Reason {
 	return b.Withheld
 }
 
-// withheldIn is withheld in the slot of the binding. dockerd has a socket at the port of a Swarm
-// service only so that nobody else takes it: it accepts connections and serves none, and a NAT
-// rule, which is for IPv4 alone, leads past it.
+// withheldIn is withheld in the slot of the binding.
 func (m member) withheldIn(slot []member) port.Reason {
-	if why := m.withheld(); !why.IsZero() || program(m.binding) != "dockerd" || !m.binding.Address.IsUnspecified() ||
-		!slices.ContainsFunc(slot, func(o member) bool { return o.binding.Maker == port.MakerSwarm }) {
+	if why := m.withheld(); !why.IsZero() || !m.reserves(slot) {
 		return why
 	}
-	return port.Because(port.ReservedBySwarm)
+	return port.Because(port.Reserved)
 }
+
+// reserves reports whether a socket only keeps others from a port that an engine publishes.
+// It may take connections, also after the container has stopped, and serves none. What
+// serves is a NAT rule, often of IPv4 alone.
+func (m member) reserves(slot []member) bool {
+	switch program(m.binding) {
+	case "conmon":
+		return true
+	case "nerdctl", "sleep": // by which nerdctl holds it
+		return m.attribution == nil || !m.attribution.container
+	case "dockerd":
+		return m.binding.Address.IsUnspecified() &&
+			slices.ContainsFunc(slot, func(o member) bool { return o.binding.Maker == port.MakerSwarm })
+	}
+	return false
+}
+
+// lenders returns the bindings of a key that lend it their servers, and all that comes with
+// them. What is withheld lends nothing, unless all is, and a rule allows it.
+func lenders(ms, slot []member) []member {
+	return without(ms, func(m member) bool { return !m.withheldIn(slot).IsZero() })
+}
+
+// without returns the bindings of a key that drop does not choose, all if it chooses all.
+func without(ms []member, drop func(member) bool) []member {
+	if !slices.ContainsFunc(ms, drop) {
+		return ms
+	}
+	if left := slices.DeleteFunc(slices.Clone(ms), drop); len(left) > 0 {
+		return left
+	}
+	return ms
+}
+
+// owners returns the bindings that say who owns a key: its own that lend it their servers.
+// If no engine declares one of these, what engines declare and withhold counts too, as rules
+// may deny its owner. What kube-proxy alone opens on one address is the Service's that claims
+// the port on all: its NAT rules open node ports on a node's addresses, and it may serve them
+// itself on the loopback.
+func owners(ms, slot []member, all slots) []member {
+	owning := lenders(ms, slot)
+	if len(owning) < len(ms) && !slices.ContainsFunc(owning, member.declared) {
+		owning = without(ms, func(m member) bool { return !m.declared() && !m.withheldIn(slot).IsZero() })
+	}
+	addr := ms[0].binding.Address
+	proxied := addr.IsLoopback() && slices.ContainsFunc(owning, func(m member) bool { return m.kubeProxy(all) })
+	if addr.IsUnspecified() || slices.ContainsFunc(owning, func(m member) bool { return !m.nat() && !(proxied && m.kubeProxy(all)) }) {
+		return owning
+	}
+	var claims []member
+	for _, m := range slot {
+		b := m.binding
+		if b.Owner.Kind == port.OwnerService && b.Address.IsUnspecified() && b.Address.Is4() == addr.Is4() &&
+			(!proxied || port.Family(b.Origin.Source) == "kube") {
+			claims = append(claims, m)
+		}
+	}
+	if len(claims) == 0 {
+		return owning
+	}
+	slices.SortFunc(claims, member.compare)
+	return claims
+}
+
+func (m member) declared() bool { return m.binding.Owner.Kind >= port.OwnerService }
 
 // publication merges the bindings of one key, of all those of its slot. nat are the NAT
 // rules of the slot.
 func publication(ms, slot, nat []member, all slots) merged {
 	owner, known := ownerOf(ms, slot, all)
+	lend := lenders(ms, slot)
 	p := merged{
-		Publication: port.Publication{Key: ms[0].binding.Key, Owner: owner, Rule: ruleOf(ms)},
+		Publication: port.Publication{Key: ms[0].binding.Key, Owner: owner, Rule: ruleOf(lend)},
 		doubt:       uncertain(ms, known, all),
 		known:       known,
 	}
 	p.setAge(ms)
-	if len(ms) > 1 || len(ms[0].binding.Hints.Targets) > 0 || ms[0].attribution != nil {
-		p.Others = others(ms, owner, known, all)
+	if len(ms) > 1 || ms[0].nat() || ms[0].attribution != nil {
+		p.Others = others(ms, slot, owner, known, all)
 	}
-	// What is withheld lends its servers to nobody, unless all is, and a rule allows it.
-	free := slices.ContainsFunc(ms, func(m member) bool { return m.withheldIn(slot).IsZero() })
 	for _, m := range ms {
-		b, withheld := m.binding, m.withheldIn(slot)
-		p.Contained = p.Contained || m.attribution != nil && m.attribution.container
-		p.DualStack = p.DualStack || b.DualStack
+		b := m.binding
 		p.Origins = append(p.Origins, port.OriginInfo{
-			Origin: b.Origin, Detail: b.Detail, Withheld: withheld, Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
+			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheldIn(slot), Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
 			Handle: b.Handle, Program: program(b), Since: m.since(), Dial: b.Dial,
 		})
-		if !free || withheld.IsZero() {
-			p.Dial = appendNew(p.Dial, b.Dial)
-		}
 	}
+	for _, m := range lend {
+		p.Contained = p.Contained || m.attribution != nil && m.attribution.container
+		p.DualStack = p.DualStack || m.binding.DualStack
+		p.Dial = appendNew(p.Dial, m.binding.Dial)
+	}
+	p.passReserved(ms, slot, lend)
 	p.hide(slot)
 	for _, m := range nat {
 		if m.binding.Address != p.Address && m.diverts(p.Dial) {
@@ -227,6 +292,25 @@ func publication(ms, slot, nat []member, all slots) merged {
 	}
 	return p
 }
+
+// passReserved removes from the addresses that are dialled those where a socket that serves
+// nobody takes the connection, if others are left: what an engine declares names them too.
+func (p *merged) passReserved(ms, slot, lend []member) {
+	if len(lend) == len(ms) {
+		return
+	}
+	has := func(ms []member, d netip.AddrPort, which func(member) bool) bool {
+		return slices.ContainsFunc(ms, func(m member) bool { return which(m) && slices.Contains(m.binding.Dial, d) })
+	}
+	if dial := slices.DeleteFunc(slices.Clone(p.Dial), func(d netip.AddrPort) bool {
+		return has(ms, d, func(m member) bool { return m.reserves(slot) }) && !has(lend, d, member.nat)
+	}); len(dial) > 0 {
+		p.Dial = dial
+	}
+}
+
+// nat reports whether the binding is a NAT rule.
+func (m member) nat() bool { return len(m.binding.Hints.Targets) > 0 }
 
 // diverts reports whether a NAT rule applies to one of the addresses that are dialled.
 func (m member) diverts(dial []netip.AddrPort) bool {
@@ -245,23 +329,26 @@ func program(b *kept) string {
 	return b.Owner.Name
 }
 
-// ownerOf returns the owner of a key, and how well it is known. What only NAT
-// rules open on one address is the Service's that claims the port on all, because
-// kube-proxy opens node ports on a node's addresses alone.
+// ownerOf returns the owner of a key, and how well it is known.
 func ownerOf(ms, slot []member, all slots) (port.Owner, precedence) {
-	owner, known := best(ms, all)
-	nat := !slices.ContainsFunc(ms, func(m member) bool { return len(m.binding.Hints.Targets) == 0 })
-	addr := ms[0].binding.Address
-	if !nat || known >= service || addr.IsUnspecified() {
-		return owner, known
-	}
-	for _, m := range slot {
-		a := m.binding.Address
-		if o, p := m.owner(all); p == service && a.IsUnspecified() && a.Is4() == addr.Is4() {
+	owning := owners(ms, slot, all)
+	owner, known := best(owning, all)
+	if known == unknown && len(owning) < len(ms) { // a process that only holds the port is better than none
+		if o, p := best(ms, all); p == process {
 			return o, p
 		}
 	}
 	return owner, known
+}
+
+// kubeProxy reports whether a socket is kube-proxy's: of root's process on this machine, or
+// in its pod.
+func (m member) kubeProxy(all slots) bool {
+	if program(m.binding) != "kube-proxy" || m.binding.Hints.User != 0 {
+		return false
+	}
+	o, _ := m.owner(all)
+	return o.Kind == port.OwnerProcess || o.Namespace == "kube-system" && strings.HasPrefix(o.Name, "kube-proxy")
 }
 
 // ruleOf returns Publication.Rule.

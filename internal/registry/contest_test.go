@@ -320,7 +320,7 @@ func TestRulesReloadKeepsWaits(t *testing.T) {
 func TestOnlyRelaysWait(t *testing.T) {
 	for name, want := range map[string]string{
 		"k3s-server": "allow", "kubelet": "allow", "rke2": "allow", "nerdctl-helper2": "pending", "passtime": "allow",
-		"docker-proxy": "pending", "docker-proxyish": "allow", "pasta.avx2": "pending", "rootlesskit-doc": "pending", "conmon": "pending",
+		"docker-proxy": "pending", "docker-proxyish": "allow", "pasta.avx2": "pending", "rootlesskit-doc": "pending", "conmon": "deny",
 		"sleep": "deny",
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -5,7 +5,6 @@ package registry
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"

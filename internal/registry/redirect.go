@@ -69,11 +69,12 @@ func (m member) listener(all slots) (owner port.Owner, ok bool) {
 		return port.Owner{}, false
 	}
 	for s, addr := range redirected(m.binding) {
-		ms := serving(all(s), addr)
+		slot := all(s)
+		ms := serving(slot, addr)
 		if len(ms) == 0 {
 			return port.Owner{}, false
 		}
-		o, known := best(ms, all)
+		o, known := ownerOf(ms, slot, all)
 		if known == unknown || ok && !o.Same(owner) {
 			return port.Owner{}, false
 		}
@@ -97,8 +98,9 @@ func (m member) leadsTo(all slots, f func(port.Owner)) {
 		}
 	}
 	for s, addr := range redirected(m.binding) {
-		if ms := serving(all(s), addr); len(ms) > 0 {
-			o, _ := best(ms, all)
+		slot := all(s)
+		if ms := serving(slot, addr); len(ms) > 0 {
+			o, _ := ownerOf(ms, slot, all)
 			f(o)
 		}
 	}

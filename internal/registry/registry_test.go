@@ -130,6 +130,58 @@ func TestWithheldLendsNoServer(t *testing.T) {
 	}
 }
 
+// What is withheld lends a port nothing that comes with a server: no family, owner, labels
+// or rule.
+func TestWithheldLendsNothing(t *testing.T) {
+	at := func(id, addr, process string) port.Binding { return socket(id, addr, process) }
+	withheld := func(b port.Binding) port.Binding {
+		b.Withheld = port.Because(port.Unlistened)
+		return b
+	}
+	dual := at("2", "[::]:80", "other")
+	dual.DualStack = true
+	limited := nat("2", "0.0.0.0:80", "10.0.0.5:80")
+	free := nat("1", "0.0.0.0:80", "10.0.0.6:80")
+	free.Rule, limited.Rule = 3, 4
+	unknown := at("1", "0.0.0.0:80", "")
+	unknown.Owner = port.Owner{}
+	for _, c := range []struct {
+		name      string
+		free      port.Binding
+		withheld  port.Binding
+		owner     string
+		contained bool
+		rule      uint64
+	}{
+		{"a dual-stack socket", at("1", "[::]:80", "web"), dual, "web", false, 0},
+		{"a socket in a container", at("1", "0.0.0.0:80", "web"), in(at("2", "0.0.0.0:80", "x"), 5, "/docker/"+strings.Repeat("a", 64)), "web", false, 0},
+		{"a socket in a container, of no known server", unknown, in(at("2", "0.0.0.0:80", "x"), 5, "/docker/"+strings.Repeat("a", 64)), "", false, 0},
+		{"a rule beside a socket", at("1", "0.0.0.0:80", "web"), limited, "web", false, 0},
+		{"a rule beside a rule", free, limited, "second", false, 3},
+		{"a socket beside a rule", free, at("2", "0.0.0.0:80", "x"), "second", false, 3},
+		{"who holds the port of an unknown one", nat("1", "0.0.0.0:80", "10.9.9.9:80"), at("2", "0.0.0.0:80", "x"), "x", false, 0},
+		{"what an engine declares", at("1", "0.0.0.0:80", "web"), declared("2", "0.0.0.0:80", port.OwnerContainer, "claim"), "claim", false, 0},
+		{"what an engine declares beside a Service", declared("1", "0.0.0.0:80", port.OwnerService, "front"), declared("2", "0.0.0.0:80", port.OwnerContainer, "claim"), "front", false, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, f := attributed()
+			f.put(AttributionKey{Path: "/docker/" + strings.Repeat("a", 64)}, "first")
+			f.put(AttributionKey{Address: netip.MustParseAddr("10.0.0.5")}, "first")
+			f.put(AttributionKey{Address: netip.MustParseAddr("10.0.0.6")}, "second")
+			a, b := r.Feed("a"), r.Feed("b")
+			a.Replace([]port.Binding{c.free})
+			b.Replace([]port.Binding{withheld(c.withheld)})
+			p, _ := r.Publications().View().Get(c.free.Key)
+			if p.DualStack || p.Owner.Name != c.owner || p.Contained != c.contained || p.Rule != c.rule {
+				t.Errorf("dual stack %v, owner %q, in a container %v, rule %d; want %q, %v, %d", p.DualStack, p.Owner.Name, p.Contained, p.Rule, c.owner, c.contained, c.rule)
+			}
+			if slices.ContainsFunc(p.Others, func(o port.OtherOwner) bool { return o.Rival }) {
+				t.Errorf("other owners are %+v, want no rival", p.Others)
+			}
+		})
+	}
+}
+
 // What is withheld serves nothing, so it takes no address from a dual-stack
 // listener of another owner.
 func TestWithheldWildcardBesideDualStackListener(t *testing.T) {

@@ -4,6 +4,8 @@ package registry
 
 import (
 	"fmt"
+	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,32 +13,52 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// dockerd reserves the port of a Swarm service by a socket at which it serves nobody.
-func TestReservedSocketOfSwarmIsNotDialled(t *testing.T) {
-	sock := func(name string) port.Binding {
-		b := binding("s", "[::]:8080", 7)
-		b.Owner = port.Owner{Kind: port.OwnerProcess, ID: "7", Name: name}
+// Engines reserve ports by sockets at which they serve nobody: a NAT rule does, maybe of
+// IPv4 alone.
+func TestReservedSocketIsNotDialled(t *testing.T) {
+	container := "/docker/" + strings.Repeat("a", 64)
+	as := func(program string, paths ...string) port.Binding {
+		b := in(socket("s", "[::]:8080", program), 7, paths...)
+		b.DualStack = true
+		b.Dial = append([]netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}, b.Dial...)
 		return b
 	}
-	rule := nat("r", "0.0.0.0:8080", "172.18.0.2:8080")
-	rule.Maker = port.MakerSwarm
+	udp := as("conmon")
+	udp.Protocol = port.UDP
+	const both = "[127.0.0.1:8080 [::1]:8080]"
 	for _, c := range []struct {
 		name      string
 		socket    port.Binding
-		nat       bool
+		maker     port.Maker
+		none      bool // there is no rule
 		dial6     string
 		withheld6 port.Reason
 	}{
-		{"dockerd's", sock("dockerd"), true, "[[::1]:8080]", port.Because(port.ReservedBySwarm)},
-		{"no service", sock("dockerd"), false, "[[::1]:8080]", port.Reason{}},
-		{"another program's", sock("server"), true, "[[::1]:8080]", port.Reason{}},
+		{"conmon's", as("conmon"), port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
+		{"conmon's, in the cgroup of its container", as("conmon", container), port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
+		{"conmon's of UDP", udp, port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
+		{"conmon's, and no rule", as("conmon"), 0, true, both, port.Because(port.Reserved)},
+		{"nerdctl's", as("nerdctl"), port.MakerCNI, false, "[[::1]:8080]", port.Because(port.Reserved)},
+		{"nerdctl's sleep", as("sleep"), port.MakerCNI, false, "[[::1]:8080]", port.Because(port.Reserved)},
+		{"nerdctl's sleep, and no rule", as("sleep"), 0, true, both, port.Because(port.Reserved)},
+		{"sleep in a container", as("sleep", container), 0, true, both, port.Reason{}},
+		{"sleepd", as("sleepd"), port.MakerCNI, false, "[[::1]:8080]", port.Reason{}},
+		{"dockerd's", as("dockerd"), port.MakerSwarm, false, "[[::1]:8080]", port.Because(port.Reserved)},
+		{"dockerd's, and no service", as("dockerd"), 0, true, both, port.Reason{}},
+		{"another program's", as("server"), port.MakerSwarm, false, "[[::1]:8080]", port.Reason{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRegistry()
+			r, _ := attributed()
 			sockets, rules := r.Feed("socket"), r.Feed("nat")
 			sockets.Replace([]port.Binding{c.socket})
-			if c.nat {
+			rule := nat("r", "0.0.0.0:8080", "172.18.0.2:8080")
+			rule.Maker, rule.Protocol = c.maker, c.socket.Protocol
+			if !c.none {
 				rules.Replace([]port.Binding{rule})
+				p, _ := r.Publications().View().Get(rule.Key)
+				if fmt.Sprint(p.Dial) != "[127.0.0.1:8080]" || p.Origins[0].Withheld != (port.Reason{}) {
+					t.Errorf("the rule: %+v", p)
+				}
 			}
 			p, ok := r.Publications().View().Get(c.socket.Key)
 			if !ok || fmt.Sprint(p.Dial) != c.dial6 || p.Origins[0].Withheld != c.withheld6 {
@@ -47,7 +69,9 @@ func TestReservedSocketOfSwarmIsNotDialled(t *testing.T) {
 
 	r := newRegistry()
 	sockets, rules, docker := r.Feed("socket"), r.Feed("nat"), r.Feed("docker")
-	sockets.Replace([]port.Binding{sock("dockerd")})
+	sockets.Replace([]port.Binding{as("dockerd")})
+	rule := nat("r", "0.0.0.0:8080", "172.18.0.2:8080")
+	rule.Maker = port.MakerSwarm
 	rules.Replace([]port.Binding{rule})
 	v4, v6 := declared("d4", "0.0.0.0:8080", port.OwnerService, "web"), declared("d6", "[::]:8080", port.OwnerService, "web")
 	v4.Dial, v6.Dial = rule.Dial, rule.Dial
@@ -55,6 +79,44 @@ func TestReservedSocketOfSwarmIsNotDialled(t *testing.T) {
 	p, _ := r.Publications().View().Get(v6.Key)
 	if !p.DualStack || fmt.Sprint(p.Dial) != fmt.Sprint(rule.Dial) || p.Owner.Name != "web" {
 		t.Errorf("the service is %+v, want one of both families dialled at %v", p, rule.Dial)
+	}
+}
+
+// What an engine declares is dialled at its container where only a socket that serves nobody
+// takes the connection.
+func TestDeclaredPortPassesReservedSocket(t *testing.T) {
+	const own, container = "[::1]:8080", "10.88.0.2:80"
+	for _, c := range []struct {
+		name       string
+		addresses  []string // of the container
+		nat, other bool
+		want       string
+	}{
+		{"no rule", []string{container}, false, false, "[" + container + "]"},
+		{"a rule", []string{container}, true, false, "[" + own + " " + container + "]"},
+		{"another server", []string{container}, false, true, "[" + own + " " + container + "]"},
+		{"nothing else", nil, false, false, "[" + own + "]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRegistry()
+			sockets, rules, podman := r.Feed("socket"), r.Feed("nat"), r.Feed("podman")
+			process := "conmon"
+			if c.other {
+				process = "server"
+			}
+			sockets.Replace([]port.Binding{socket("s", "[::]:8080", process)})
+			if c.nat {
+				rules.Replace([]port.Binding{nat("r", "[::]:8080", "[fd00::2]:80")})
+			}
+			b := declared("c", "[::]:8080", port.OwnerContainer, "web")
+			for _, a := range c.addresses {
+				b.Dial = append(b.Dial, netip.MustParseAddrPort(a))
+			}
+			podman.Replace([]port.Binding{b})
+			if p, _ := r.Publications().View().Get(b.Key); fmt.Sprint(p.Dial) != c.want || p.Owner.Name != "web" {
+				t.Errorf("%q dials %v, want %s", p.Owner.Name, p.Dial, c.want)
+			}
+		})
 	}
 }
 

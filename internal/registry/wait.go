@@ -147,12 +147,13 @@ func (m member) ruleUncertain(known precedence, all slots, own doubt) (d doubt) 
 		d = own
 	}
 	for s, addr := range redirected(m.binding) {
-		ms := serving(all(s), addr)
+		slot := all(s)
+		ms := serving(slot, addr)
 		if len(ms) == 0 {
 			d = d.and(own)
 			continue
 		}
-		_, known := best(ms, all)
+		_, known := ownerOf(ms, slot, all)
 		to := uncertain(ms, known, all)
 		to.since, to.lost = latest(to.since, to.lost), time.Time{}
 		d = d.and(to)

@@ -67,7 +67,6 @@ type engineInternal struct {
 	protocol port.Protocol // 0 is any
 	loopback bool          // only there
 	pods     bool          // also of pods that begin with this name, in kube-system
-	named    bool          // no port of an unknown process is held for this one, nor one that a NAT rule serves
 }
 
 var engineInternals = []engineInternal{
@@ -82,10 +81,6 @@ var engineInternals = []engineInternal{
 	{owner: "containerd", ports: []PortRange{{32768, 65535}}, loopback: true}, // streams of the CRI
 	{owner: "dockerd", ports: []PortRange{{2377, 2377}, {7946, 7946}, {4789, 4789}}},
 	{owner: "dockerd", ports: []PortRange{{32768, 65535}}, loopback: true},
-	// nerdctl reserves the ports of containers, and sleep holds them then. Nobody accepts at
-	// these, also after the container has stopped: what serves them is a NAT rule.
-	{owner: "nerdctl", ports: []PortRange{{1, 65535}}, named: true},
-	{owner: "sleep", ports: []PortRange{{1, 65535}}, named: true},
 	{owner: "", ports: []PortRange{{4789, 4789}, {8472, 8472}}, protocol: port.UDP}, // the kernel's VXLAN sockets
 }
 
@@ -95,7 +90,7 @@ func (e engineInternal) matches(p *port.Publication) bool {
 	}
 	switch o := p.Owner; o.Kind {
 	case port.OwnerProcess:
-		return !p.Contained && e.owner != "" && e.process(o.Name) && !(e.named && routed(p))
+		return !p.Contained && e.owner != "" && e.process(o.Name)
 	case port.OwnerContainer:
 		return e.pods && o.Namespace == "kube-system" && strings.HasPrefix(o.Name, e.owner)
 	case port.OwnerUnknown:
@@ -104,15 +99,10 @@ func (e engineInternal) matches(p *port.Publication) bool {
 	return false
 }
 
-// routed reports whether a NAT rule that is not withheld leads on from the port.
-func routed(p *port.Publication) bool {
-	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceNAT && o.Withheld.IsZero() })
-}
-
 // mayMatch reports whether e matches p with the owner that an engine, or a search for
 // the process, may name.
 func (e engineInternal) mayMatch(p *port.Publication) bool {
-	if e.named || !e.hasPort(p) {
+	if !e.hasPort(p) {
 		return false
 	}
 	if p.Owner.Kind == port.OwnerUnknown && !p.Contained && slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceSocket }) {

@@ -537,9 +537,6 @@ func TestEnginesOwnPortsAreDeniedUnlessNamed(t *testing.T) {
 		{process("kube-apiserver"), port.TCP, "[::]:6443", "socket", false},
 		{process("containerd"), port.TCP, "127.0.0.1:43427", "socket", true},
 		{process("dockerd"), port.TCP, "127.0.0.1:43427", "socket", true},
-		{process("nerdctl"), port.TCP, "0.0.0.0:8080", "socket", true},
-		{process("sleep"), port.TCP, "0.0.0.0:8080", "socket", true},
-		{process("sleep"), port.TCP, "0.0.0.0:8080", "containerd", false}, // nerdctl run -p 8080:80
 		{process("dockerd"), port.TCP, "[::]:2377", "socket", true},
 		{process("dockerd"), port.UDP, "[::]:7946", "socket", true},
 		{process("dockerd"), port.TCP, "0.0.0.0:2375", "socket", false},
@@ -569,32 +566,6 @@ func TestEnginesOwnPortsAreDeniedUnlessNamed(t *testing.T) {
 	}
 }
 
-// A port that is reserved for a NAT rule is published where no engine tells whose it is.
-func TestReservedPortOfANATRule(t *testing.T) {
-	for _, c := range []struct {
-		owner    string
-		withheld port.Reason // the rule
-		denied   bool
-	}{
-		{"nerdctl", port.Reason{}, false},
-		{"sleep", port.Reason{}, false},
-		{"sleep", port.Because(port.LeftBehind, "n1"), true},
-		{"dockerd", port.Reason{}, true},
-	} {
-		p := port.Publication{
-			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 2377},
-			Owner: port.Owner{Kind: port.OwnerProcess, Name: c.owner},
-			Origins: []port.OriginInfo{
-				{Origin: port.Origin{Source: port.SourceNAT}, Withheld: c.withheld},
-				{Origin: port.Origin{Source: port.SourceSocket}},
-			},
-		}
-		if d := Empty(Loopback()).Decide(p); d.Allow == c.denied || c.denied && d.Rule != DefaultEngine {
-			t.Errorf("%q with a rule withheld for %q: %+v, want denied: %v", c.owner, c.withheld, d, c.denied)
-		}
-	}
-}
-
 // A port that may be an engine's own waits until its owner is known.
 func TestEnginesOwnPortsWaitForTheOwner(t *testing.T) {
 	allowAll := []Rule{{}}
@@ -610,8 +581,8 @@ func TestEnginesOwnPortsWaitForTheOwner(t *testing.T) {
 		{port.Owner{}, "127.0.0.1:40000", "socket", false, nil, true},
 		{port.Owner{}, "127.0.0.1:40000", "socket", false, allowAll, true},
 		{port.Owner{}, "0.0.0.0:40000", "socket", false, nil, false},
-		{port.Owner{}, "0.0.0.0:8080", "socket", false, nil, false}, // nerdctl's, maybe: nothing answers there
-		{port.Owner{}, "0.0.0.0:2379", "nat", false, nil, true},     // a pod of kube-system
+		{port.Owner{}, "0.0.0.0:8080", "socket", false, nil, false},
+		{port.Owner{}, "0.0.0.0:2379", "nat", false, nil, true}, // a pod of kube-system
 		{port.Owner{}, "127.0.0.1:40000", "nat", false, nil, false},
 		{port.Owner{}, "0.0.0.0:2379", "docker", false, nil, false}, // declared
 		{port.Owner{Kind: port.OwnerProcess, Name: "etcd"}, "0.0.0.0:2379", "socket", true, nil, true},
@@ -655,11 +626,6 @@ func TestEnginesNamesAreNotPrefixes(t *testing.T) {
 		{"containerd-shim", "127.0.0.1:40000", port.TCP, false, false},
 		{"k3s-agent", "127.0.0.1:10250", port.TCP, false, true},
 		{"k3sup", "127.0.0.1:10250", port.TCP, false, false},
-		{"nerdctl", "0.0.0.0:8080", port.TCP, false, true},
-		{"nerdctl", "127.0.0.1:5050", port.TCP, false, true},
-		{"sleep", "0.0.0.0:8080", port.TCP, false, true},
-		{"sleep", "0.0.0.0:8080", port.UDP, true, false},
-		{"sleepd", "0.0.0.0:8080", port.TCP, false, false},
 		{"", "0.0.0.0:8472", port.UDP, false, true},
 		{"", "0.0.0.0:8472", port.UDP, true, false},
 		{"game", "0.0.0.0:8472", port.UDP, false, false},

@@ -26,7 +26,11 @@ const serverVariable = "FAIRLEAD_TEST_SERVER"
 
 // serve is the server's main function.
 func serve(addr string) int {
-	l, err := net.Listen("tcp4", addr)
+	network := "tcp4"
+	if strings.HasPrefix(addr, "[") {
+		network = "tcp"
+	}
+	l, err := net.Listen(network, addr)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/test/kit/probe"
 )
 
 // sh runs a script in the namespace.
@@ -97,6 +99,13 @@ iptables-legacy -w -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destina
 				t.Errorf("origins = %+v", p.Origins)
 			}
 			_ = echoThrough(t, r, "127.0.0.1:8081")
+			r.guest.server(t, "conmon", "[::]:8081") // which reserves it as Podman does, for both families
+			r.wantState("tcp [::]:8081", "denied")
+			r.wantState("tcp 0.0.0.0:8081", "active")
+			_ = echoThrough(t, r, "127.0.0.1:8081")
+			if err := probe.WantClosed(r.outside.dialer("[::1]:8081")); err != nil {
+				t.Error(err)
+			}
 			r.eventually("an answer over UDP", func() error {
 				conn, err := r.outside.Dial("udp", "127.0.0.1:8082")
 				if err != nil {

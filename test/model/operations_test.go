@@ -110,6 +110,7 @@ var (
 		{Kind: port.OwnerProcess, ID: "7", Name: "nginx"},
 		{Kind: port.OwnerProcess, ID: "8", Name: "secretd"},
 		{Kind: port.OwnerProcess, ID: "9", Name: "docker-proxy"},
+		{Kind: port.OwnerProcess, ID: "10", Name: "kube-proxy"},
 	}
 	targets = []netip.AddrPort{
 		netip.MustParseAddrPort("172.17.0.2:80"), netip.MustParseAddrPort("172.17.0.3:80"), netip.MustParseAddrPort("172.17.0.4:80"),
@@ -169,8 +170,8 @@ func socket(n [6]int) port.Binding {
 		b.Withheld = port.Because(port.Unlistened)
 	}
 	b.Origin.ID = fmt.Sprint("s", n[0]%2, " ", b.Key, b.Hints.Paths) // a socket stays where it is
-	if b.Owner.Name == "docker-proxy" {
-		b.Origin.ID += " of a relay"
+	if relay(&entry{Binding: b}) {
+		b.Origin.ID += " of " + b.Owner.Name
 	}
 	return b
 }
@@ -205,6 +206,9 @@ func claim(engine string, n [6]int, now time.Time) port.Binding {
 		b.Owner = pick(services, n[3])
 	}
 	b.Since = now.Add(time.Duration(n[4]%5-2) * time.Hour).Round(0)
+	if n[5]%8 == 1 {
+		b.Withheld = port.Because(port.FromSources, "10.0.0.0/8")
+	}
 	return b
 }
 

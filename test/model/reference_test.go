@@ -219,7 +219,7 @@ func (r *reference) targetOwners(e *entry) (out []port.Owner) {
 		}
 		if t.Addr().IsLoopback() {
 			if ms := r.serving(e.Protocol, t); len(ms) > 0 {
-				o, _, _ := r.best(ms)
+				o, _ := r.ownerOf(ms)
 				out = addOwner(out, o)
 			}
 		}
@@ -349,7 +349,7 @@ func (r *reference) redirectOwner(e *entry) (owner port.Owner, ok bool) {
 		if len(ms) == 0 {
 			return port.Owner{}, false
 		}
-		o, l, _ := r.best(ms)
+		o, l := r.ownerOf(ms)
 		if l == unknown || i > 0 && !o.Same(owner) {
 			return port.Owner{}, false
 		}
@@ -367,6 +367,54 @@ func (r *reference) best(ms []*entry) (owner port.Owner, known level, stale bool
 		}
 	}
 	return owner, known, stale
+}
+
+// free returns the entries of a key that are not withheld, all if all are.
+func (r *reference) free(ms []*entry) []*entry {
+	if !slices.ContainsFunc(ms, func(e *entry) bool { return !r.withheld(e) }) {
+		return ms
+	}
+	return slices.DeleteFunc(slices.Clone(ms), r.withheld)
+}
+
+// owning returns the entries whose owners count for a key: of those that are withheld only
+// what engines declare, if they declare nothing else, unless all are. kube-proxy's node ports on the loopback are the
+// Service's, as what only NAT rules open on one address.
+func (r *reference) owning(ms []*entry) []*entry {
+	free := r.free(ms)
+	claimed := slices.ContainsFunc(free, (*entry).declared)
+	owning := slices.DeleteFunc(slices.Clone(ms), func(e *entry) bool { return (claimed || !e.declared()) && !slices.Contains(free, e) })
+	k := ms[0].Key
+	proxied := false
+	for _, e := range owning {
+		o, _, _ := r.owner(e)
+		switch {
+		case k.Address.IsUnspecified():
+			return owning
+		case e.nat():
+		case k.Address.IsLoopback() && e.Owner.Name == "kube-proxy" && o.Kind == port.OwnerProcess:
+			proxied = true
+		default:
+			return owning
+		}
+	}
+	claims := slices.DeleteFunc(r.slot(k.Protocol, k.Port), func(e *entry) bool {
+		return e.Owner.Kind != port.OwnerService || !e.Address.IsUnspecified() || e.Address.Is4() != k.Address.Is4() ||
+			proxied && e.Origin.Source != "kube"
+	})
+	if len(claims) > 0 {
+		return claims
+	}
+	return owning
+}
+
+// ownerOf returns the owner of a key.
+func (r *reference) ownerOf(ms []*entry) (owner port.Owner, known level) {
+	owner, known, _ = r.best(r.owning(ms))
+	if o, l, _ := r.best(ms); known == unknown && l == process {
+		owner, known = o, l
+	}
+	return owner, known
 }
 
 // published is a publication as the reference has it.
@@ -450,38 +498,28 @@ func addNew(to, from []netip.AddrPort) []netip.AddrPort {
 // publish merges the entries of one key.
 func (r *reference) publish(ms, slot []*entry) *published {
 	p := &published{key: ms[0].Key, entries: ms}
-	p.owner, p.known, _ = r.best(ms)
-	p.rule = ms[0].Rule
-	natOnly := true
-	for _, e := range ms {
+	p.owner, p.known = r.ownerOf(ms)
+	free, owning := r.free(ms), r.owning(ms)
+	p.rule = free[0].Rule
+	for _, e := range free {
 		p.dual = p.dual || e.DualStack
-		natOnly = natOnly && e.nat()
+		p.dial = addNew(p.dial, e.Dial)
 		if e.Rule != p.rule {
 			p.rule = 0
 		}
 	}
-	if natOnly && p.known < service && !p.key.Address.IsUnspecified() {
-		for _, e := range slot {
-			if o, l, _ := r.owner(e); l == service && e.Address.IsUnspecified() && e.Address.Is4() == p.key.Address.Is4() {
-				p.owner, p.known = o, service
-				break
-			}
-		}
-	}
-	free := slices.ContainsFunc(ms, func(e *entry) bool { return !r.withheld(e) })
-	anyLive := slices.ContainsFunc(ms, func(e *entry) bool { _, l, stale := r.owner(e); return l == p.known && !stale })
+	anyLive := slices.ContainsFunc(owning, func(e *entry) bool { _, l, stale := r.owner(e); return l == p.known && !stale })
 	for _, e := range ms {
-		if !free || !r.withheld(e) {
-			p.dial = addNew(p.dial, e.Dial)
-		}
 		for _, o := range r.attribution(e).rivals {
-			p.rivals = addOwner(p.rivals, o)
-		}
-		if o, l, stale := r.owner(e); l == p.known && l >= service && (!anyLive || !stale) {
 			p.rivals = addOwner(p.rivals, o)
 		}
 		for _, o := range r.targetOwners(e) {
 			p.leads = addOwner(p.leads, o)
+		}
+	}
+	for _, e := range owning {
+		if o, l, stale := r.owner(e); l == p.known && l >= service && (!anyLive || !stale) {
+			p.rivals = addOwner(p.rivals, o)
 		}
 	}
 	r.hide(p, slot)
@@ -600,7 +638,7 @@ func (r *reference) doubt(e *entry, known level) (own, other []string) {
 				own = append(own, r.itemOf(e, "target")+nobodyListens)
 				continue
 			}
-			_, l, _ := r.best(ms)
+			_, l := r.ownerOf(ms)
 			o, t := r.doubts(ms, l)
 			for i := range o {
 				o[i] += behindRedirect
@@ -620,7 +658,7 @@ func (r *reference) doubt(e *entry, known level) (own, other []string) {
 }
 
 // relay reports whether a socket may serve a container that it is not in.
-func relay(e *entry) bool { return e.Owner.Name == "docker-proxy" }
+func relay(e *entry) bool { return e.Owner.Name == "docker-proxy" || e.Owner.Name == "kube-proxy" }
 
 // nobodyListens marks the doubt about a redirect that leads nowhere. It lasts as long as the
 // rule, and does not begin anew.

@@ -125,7 +125,7 @@ func TestFailedLookupIsRetried(t *testing.T) {
 			t.Errorf("withheld %q before the kernel answers, want %q", got, foreign)
 		}
 		time.Sleep(time.Minute)
-		if got := f.Find("tcp 192.168.1.5:80").Withheld; got != "" {
+		if got := f.Find("tcp 192.168.1.5:80").Withheld; !got.IsZero() {
 			t.Errorf("withheld %q after the kernel answered", got)
 		}
 		answered := lookups
@@ -157,8 +157,8 @@ func TestAddressesThatCannotBeWatchedAreRechecked(t *testing.T) {
 	o.Replace([]port.Binding{declared("192.168.1.5:80", "192.168.1.5:80")})
 	wg.Go(func() { o.Run(ctx) })
 	wait.Until(t, "the port is no longer withheld", func() error {
-		if got := f.Find("tcp 192.168.1.5:80").Withheld; got != "" {
-			return errors.New(got)
+		if got := f.Find("tcp 192.168.1.5:80").Withheld; !got.IsZero() {
+			return errors.New(got.String())
 		}
 		return nil
 	})
