@@ -149,14 +149,15 @@ func wantOrigin(t testing.TB, c *status.Client, slot, source string) {
 
 // Podman's containers are named though its service runs only while one of them does, and by
 // rules that name them. A client on the host reaches them, and one that publishes nothing by its
-// name, through restarts of the agent, the host and the service.
+// name, through restarts of the agent, the host and the service. A pod is named where it
+// publishes, not its containers.
 func TestPodmanService(t *testing.T) {
 	configurePodman(t)
 	podmanImage(t)
 	const socket = "/run/podman/podman.sock"
 	service := activate(t, socket, "podman", "system", "service", "--time", "1")
 	rules := filepath.Join(t.TempDir(), "c.yaml")
-	if err := os.WriteFile(rules, []byte("rules:\n- {match: {owner: container, name: secret}, action: deny}\n"), 0o600); err != nil {
+	if err := os.WriteFile(rules, []byte("rules:\n- {match: {owner: container, name: 'secret*'}, action: deny}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	p, c := readyPeers(t, "--source", "socket,nat,docker,podman", "--config", rules, "--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
@@ -192,15 +193,32 @@ func TestPodmanService(t *testing.T) {
 	wantOwner(t, c, "8092/tcp", port.OwnerContainer, "secret")
 	podman("inner", image, "sh", "-c", "nc -ll -p 8000 -e echo this is inner")
 	p.forward("add", "inner:8000", "--to", "18000")
-	closed := p.probe("127.0.0.1:8092")
+	pod := func(name, publish string) {
+		t.Helper()
+		t.Cleanup(func() { _, _ = try("podman", "pod", "rm", "-f", "-t", "0", name) })
+		run(t, "podman", "pod", "create", "--name", name, "--infra-image", image, "--infra-command", "/bin/sleep 10000",
+			"--cgroup-parent=/"+enclave.CgroupParent(), "-p", publish)
+		podman(name+"-web", "--pod", name, image, "httpd", "-f", "-p", "80", "-h", "/etc")
+	}
+	pod("shop", "8093:80")
+	pod("secretpod", "8094:80")
+	podman("base", "-p", "8095:81", image, "sleep", "10000")
+	podman("side", "--network", "container:base", image, "httpd", "-f", "-p", "81", "-h", "/etc")
+	closed, closedPod := p.probe("127.0.0.1:8092"), p.probe("127.0.0.1:8094")
 	check := func(when string) {
 		t.Helper()
 		p.getsAt(8090, "404")
 		p.getsAt(8091, "404")
 		p.says(18000, "this is inner")
 		wantOwner(t, c, "8090/tcp", port.OwnerContainer, "web")
+		for n, owner := range map[int]string{8093: "shop", 8095: "base"} { // whose the network is
+			p.getsAt(n, "404")
+			wantOwner(t, c, fmt.Sprintf("%d/tcp", n), port.OwnerContainer, owner)
+		}
 		p.state("tcp 0.0.0.0:8092", port.Denied)
+		p.state("tcp 0.0.0.0:8094", port.Denied)
 		closed.closed(t, when)
+		closedPod.closed(t, when)
 	}
 	check("start")
 	p.restarts(check)
@@ -216,9 +234,11 @@ func TestPodmanService(t *testing.T) {
 	sourceIs(t, c, "podman", "podman 4")
 	check("restart of the service")
 	closed.end()
+	closedPod.end()
 
-	run(t, "podman", "rm", "-f", "-t", "0", "web", "host", "secret", "inner")
-	for _, n := range []uint16{8090, 8091, 18000} {
+	run(t, "podman", "pod", "rm", "-f", "-t", "0", "shop", "secretpod")
+	run(t, "podman", "rm", "-f", "-t", "0", "side", "base", "web", "host", "secret", "inner")
+	for _, n := range []uint16{8090, 8091, 8093, 8095, 18000} {
 		p.shut(n)
 	}
 	p.forward("rm", "inner:8000")

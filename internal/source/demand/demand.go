@@ -349,7 +349,7 @@ func (s *Source) find(d port.Demand) (set []port.Binding, reason string) {
 	if !d.Service {
 		if dial = slices.DeleteFunc(slices.Clone(dial), func(a netip.AddrPort) bool { return !s.alone(a.Addr()) }); len(dial) == 0 {
 			return nil, fmt.Sprintf("container %s has no address of its own that this guest reaches: if it is in the guest's network, "+
-				"forward its port as one of the guest: `fairlead forward add %s`; else publish the port", f.Owner.Name, d.Slot)
+				"forward its port as one of the guest: `fairlead forward add %s`; if it is in that of a pod or of another container, name that; else publish the port", f.Owner.Name, d.Slot)
 		}
 	}
 	slices.SortStableFunc(dial, func(a, b netip.AddrPort) int { return family(a) - family(b) })

@@ -292,7 +292,7 @@ func TestWaits(t *testing.T) {
 			"t": container("0123456789abcdef", "twin", nil, "172.18.0.5"), "u": container("fedcba9876543210", "Twin", nil, "172.18.0.6"),
 		})
 		defer f.run()()
-		own := "has no address of its own that this guest reaches: if it is in the guest's network, forward its port as one of the guest: `fairlead forward add 80/tcp`; else publish the port"
+		own := "has no address of its own that this guest reaches: if it is in the guest's network, forward its port as one of the guest: `fairlead forward add 80/tcp`; if it is in that of a pod or of another container, name that; else publish the port"
 		for _, c := range []struct{ ask, set, reason string }{
 			{"hosted:80", "", "container hosted " + own},
 			{"own:80", "", "container own " + own},

@@ -4,6 +4,7 @@ package docker
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -20,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 
 	"github.com/fairlead/fairlead/internal/source/engine"
@@ -35,6 +38,8 @@ type conn struct {
 	*client.Client
 	transport *http.Transport
 	timeout   time.Duration
+	raw       *http.Client // for what the client has no call for
+	url       string       // of the engine
 }
 
 // dial makes a client for host and agrees on an API version. Close it. An error by which
@@ -44,10 +49,13 @@ func (s *Source) dial(ctx context.Context, host string) (_ *conn, err error) {
 	dialer := engine.NewDialer(ctx)
 	t.DialContext = dialer.DialContext
 	scheme, addr, _ := strings.Cut(host, "://")
-	opts := []client.Opt{client.WithHost(host), client.WithHTTPClient(&http.Client{
-		Transport: keeper{t, s.o.MaxBody}, CheckRedirect: client.CheckRedirect,
-	})}
+	kept := func() *http.Client {
+		return &http.Client{Transport: keeper{t, s.o.MaxBody}, CheckRedirect: client.CheckRedirect}
+	}
+	opts := []client.Opt{client.WithHost(host), client.WithHTTPClient(kept())}
+	c := &conn{transport: t, timeout: s.o.Timeout, raw: kept(), url: "http://" + addr}
 	if scheme == "unix" {
+		c.url = "http://engine.localhost"
 		var access engine.Access = engine.Path(addr)
 		if s.o.Access != nil {
 			access = s.o.Access
@@ -64,8 +72,8 @@ func (s *Source) dial(ctx context.Context, host string) (_ *conn, err error) {
 			return nil, err
 		}
 		opts = append(opts, client.WithScheme("https"))
+		c.url = "https://" + addr
 	}
-	c := &conn{transport: t, timeout: s.o.Timeout}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -327,11 +335,15 @@ type details struct {
 		Running, Paused bool
 		Pid             int
 	}
-	Config  struct{ Labels map[string]string }
-	Network struct {
+	Config     struct{ Labels map[string]string }
+	HostConfig struct{ NetworkMode string }
+	Network    struct {
 		Ports    map[string][]struct{ HostIP, HostPort string }
 		Networks map[string]network
 	} `json:"NetworkSettings"`
+	// Of Podman, by its own API.
+	Pod     string
+	IsInfra bool
 }
 
 func (c *conn) inspect(ctx context.Context, id string) (details, error) {
@@ -347,6 +359,61 @@ func (c *conn) inspect(ctx context.Context, id string) (details, error) {
 		return details{}, fmt.Errorf("inspect: %w", err)
 	}
 	return d, nil
+}
+
+// inspectPodman is inspect by Podman's own API, which tells of pods. The container that has
+// the network of a pod has the pod's name and labels.
+func (c *conn) inspectPodman(ctx context.Context, id string) (d details, err error) {
+	if err := c.libpod(ctx, "/containers/"+id+"/json", &d); err != nil {
+		return details{}, fmt.Errorf("inspect: %w", err)
+	}
+	d.State.Running = d.State.Running || d.State.Paused
+	if !d.IsInfra || d.Pod == "" {
+		return d, nil
+	}
+	var pod struct {
+		Name   string
+		Labels map[string]string
+	}
+	if err := c.libpod(ctx, "/pods/"+d.Pod+"/json", &pod); err != nil {
+		return details{}, fmt.Errorf("inspect pod: %w", err)
+	}
+	d.Name = cmp.Or(pod.Name, d.Name)
+	labels := make(map[string]string, len(d.Config.Labels)+len(pod.Labels))
+	maps.Copy(labels, d.Config.Labels)
+	maps.Copy(labels, pod.Labels)
+	d.Config.Labels = labels
+	return d, nil
+}
+
+// libpodAPI is Podman's own API. Podman 3 to 6 know this version of it.
+const libpodAPI = "/v4.0.0/libpod"
+
+// libpod asks Podman, and decodes the answer into v.
+func (c *conn) libpod(ctx context.Context, path string, v any) error {
+	body, err := c.get(ctx, path, func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url+libpodAPI+path, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := c.raw.Do(req)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		switch resp.StatusCode {
+		case http.StatusOK:
+			return nil
+		case http.StatusNotFound:
+			return cerrdefs.ErrNotFound
+		}
+		text, _ := io.ReadAll(resp.Body)
+		return fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(text))
+	})
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, v)
 }
 
 // addresses returns the container's addresses in the order of its networks' names.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -350,6 +351,125 @@ func TestContainerIsNamedBeforeItIsInspected(t *testing.T) {
 	if !ok || o.Name != "web" || o.Labels["a"] != "b" {
 		t.Errorf("the address is %+v's, %v", o, ok)
 	}
+}
+
+// podmanInspection is what Podman's own API has of a container.
+func podmanInspection(id, name, ports, mode, more string) string {
+	return fmt.Sprintf(`{"Id":%q,"Name":%q,"State":{"Running":true,"Paused":false,"Pid":0},"Config":{"Labels":{"of":%q}},`+
+		`"HostConfig":{"NetworkMode":%q},"NetworkSettings":{"Ports":{%s},"Networks":{"podman":{"IPAddress":"10.88.0.2","GlobalIPv6Address":""}}}%s}`,
+		id, name, name, mode, ports, more)
+}
+
+// The ports and the address of a network namespace are its owner's, a pod's or a container's,
+// though Podman reports them of each container in it.
+func TestSharedNetworkNamespace(t *testing.T) {
+	owner, member, other := cid(1), cid(2), cid(3)
+	mode := "container:" + owner
+	const listed = `{"IP":"","PrivatePort":80,"PublicPort":8080,"Type":"tcp"}`
+	const inspected = `"80/tcp":[{"HostIp":"","HostPort":"8080"}]`
+	shop := map[string]string{
+		owner:  podmanInspection(owner, "b6e4e6405f87-infra", inspected, "bridge", `,"Pod":"p1","IsInfra":true`),
+		member: podmanInspection(member, "shop-web", inspected, mode, `,"Pod":"p1","IsInfra":false`),
+		other:  podmanInspection(other, "shop-api", inspected, mode, `,"Pod":"p1","IsInfra":false`),
+		"p1":   `{"Id":"p1","Name":"shop","Labels":{"app":"shop"},"InfraContainerID":"` + owner + `"}`,
+	}
+	base := map[string]string{
+		owner:  podmanInspection(owner, "base", inspected, "bridge", ""),
+		member: podmanInspection(member, "side", inspected, mode, ""),
+	}
+	paused := map[string]string{
+		owner: strings.Replace(base[owner], `"Running":true,"Paused":false`, `"Running":false,"Paused":true`, 1), member: base[member],
+	}
+	docker := map[string]string{
+		owner:  inspection(owner, "base", inspected),
+		member: podmanInspection(member, "/side", "", mode, ""),
+	}
+	for _, c := range []struct {
+		name, component string
+		containers      map[string]string
+		owner           string
+		address         string
+		labels          map[string]string
+	}{
+		{"pod", "Podman Engine", shop, "shop", "10.88.0.2", map[string]string{"of": "b6e4e6405f87-infra", "app": "shop"}},
+		{"container", "Podman Engine", base, "base", "10.88.0.2", map[string]string{"of": "base"}},
+		{"paused", "Podman Engine", paused, "base", "10.88.0.2", map[string]string{"of": "base"}},
+		{"container of Docker", "Engine", docker, "base", "172.17.0.2", map[string]string{"a": "b"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newFake(t)
+			e.component = c.component
+			inspect := func(id string) (int, string) {
+				if body, ok := c.containers[id]; ok {
+					return 200, body
+				}
+				return 404, `{"message":"No such container"}`
+			}
+			e.set(func() {
+				e.inspect = inspect
+				e.list = func() string {
+					var entries []string
+					for _, id := range []string{member, owner, other} {
+						ports := listed
+						if c.component == "Engine" && id != owner {
+							ports = ""
+						}
+						if _, ok := c.containers[id]; ok {
+							entries = append(entries, entry(id, "name", ports))
+						}
+					}
+					return "[" + strings.Join(entries, ",") + "]"
+				}
+			})
+			s := source(t, e, Options{})
+			f := enginetest.Run(t, s)
+			check := func() {
+				t.Helper()
+				enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080")
+				enginetest.Eventually(t, func() error {
+					f.Lock()
+					defer f.Unlock()
+					for _, b := range f.Set {
+						if b.Owner.Name != c.owner || b.Owner.ID != owner || !maps.Equal(b.Owner.Labels, c.labels) || len(f.Set) != 1 {
+							return fmt.Errorf("%d ports, one of %+v", len(f.Set), b.Owner)
+						}
+					}
+					if o, ok := s.Facts().ByAddress(netip.MustParseAddr(c.address)); !ok || o.Name != c.owner {
+						return fmt.Errorf("the address is %+v's, %v", o, ok)
+					}
+					return nil
+				})
+			}
+			check()
+			for id := range c.containers {
+				e.send(event("start", id))
+			}
+			check()
+			if removed := f.Removed(); len(removed) > 0 {
+				t.Errorf("%v was removed", removed)
+			}
+		})
+	}
+}
+
+// What a list says of a container of Podman opens nothing: it may be another one's port. The
+// port of one that is known stays while Podman does not tell.
+func TestPodmanIsBelievedOfInspectionsOnly(t *testing.T) {
+	e := newFake(t)
+	e.component = "Podman Engine"
+	e.one(cid(1), "web")
+	inspect := e.inspect
+	broken := func(string) (int, string) { return 500, `{"message":"locked"}` }
+	e.set(func() { e.inspect = broken })
+	f := enginetest.Run(t, source(t, e, Options{Audit: 50 * time.Millisecond}))
+	enginetest.WantWarning(t, f, "locked")
+	enginetest.WantKeys(t, f)
+	e.set(func() { e.inspect = inspect })
+	e.send(event("start", cid(1)))
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	e.set(func() { e.inspect = broken })
+	enginetest.WantWarning(t, f, "locked")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
 }
 
 // An engine's health checks are no reason to look at a container.

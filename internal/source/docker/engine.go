@@ -28,12 +28,14 @@ type fetcher struct {
 	rootless bool
 	user     uint32 // as whom the engine runs
 	swarm    *swarm
+	podman   bool
 }
 
 var _ engine.Engine = fetcher{}
 
 // List implements engine.Engine. The engine answers it without locking any
-// container, but without their processes: a look follows.
+// container, but without their processes: a look follows. Podman's list does not tell whose
+// the ports and addresses are that it has of a container, so each is looked at at once.
 func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 	all, err := f.c.list(ctx, "")
 	if err != nil {
@@ -44,6 +46,16 @@ func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 		if l.ID == "" {
 			// It is not known whose ports are missing, so nothing may be withdrawn.
 			return nil, fmt.Errorf("list containers: %w", l.err)
+		}
+		if f.podman {
+			o, found, err := f.Look(ctx, l.ID)
+			if err != nil {
+				return nil, err
+			}
+			if found {
+				objects = append(objects, o)
+			}
+			continue
 		}
 		o := f.summarised(l)
 		o.Partial = true
@@ -67,7 +79,11 @@ func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, erro
 		o, found := f.c.sandbox(ctx)
 		return o, found && !f.rootless, nil
 	}
-	d, err := f.c.inspect(ctx, id)
+	inspect := f.c.inspect
+	if f.podman {
+		inspect = f.c.inspectPodman
+	}
+	d, err := inspect(ctx, id)
 	switch {
 	case err == nil && d.State.Running && d.ID == id:
 		return f.inspected(d), true, nil
@@ -81,12 +97,17 @@ func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, erro
 		return engine.Object{}, false, errors.Join(err, lerr)
 	}
 	for _, l := range all {
-		if l.ID == id {
-			o := f.summarised(l)
-			o.Partial = true // the known fact may still be right
-			o.Warnings = append(o.Warnings, fmt.Sprintf("container %q: %v; shown as the list has it", nameOf(l.Names, id), err))
-			return o, true, nil
+		if l.ID != id {
+			continue
 		}
+		name := nameOf(l.Names, id)
+		if f.podman {
+			return engine.Object{ID: id, Unsure: true, Warnings: []string{fmt.Sprintf("container %q: %v", name, err)}}, true, nil
+		}
+		o := f.summarised(l)
+		o.Partial = true // the known fact may still be right
+		o.Warnings = append(o.Warnings, fmt.Sprintf("container %q: %v; shown as the list has it", name, err))
+		return o, true, nil
 	}
 	return engine.Object{}, false, nil
 }
@@ -109,8 +130,13 @@ func (f fetcher) summarised(l listed) engine.Object {
 	return o
 }
 
-// inspected makes an object of a running container, with its fact.
+// inspected makes an object of a running container, with its fact. One in the network of
+// another one publishes nothing and has no address of its own: Podman reports those of the
+// other one.
 func (f fetcher) inspected(d details) engine.Object {
+	if strings.HasPrefix(d.HostConfig.NetworkMode, "container:") {
+		d.Network.Ports, d.Network.Networks = nil, nil
+	}
 	var ports []engine.Published
 	var bad []string
 	name := strings.TrimPrefix(d.Name, "/")

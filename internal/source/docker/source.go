@@ -342,7 +342,7 @@ func (s *Source) follow(ctx context.Context, c *conn, host string, set *engine.S
 	if s.o.Signs != nil {
 		stream.Rest, stream.Signs, stream.Awake = s.o.Rest, s.o.Signs, s.demanded.Load
 	}
-	var e engine.Engine = fetcher{c, s.o.Host, info.rootless(), user, &s.swarm}
+	var e engine.Engine = fetcher{c, s.o.Host, info.rootless(), user, &s.swarm, cmp.Or(kind, s.o.Kind) == Podman}
 	if s.o.Wrap != nil {
 		e = s.o.Wrap(e)
 	}

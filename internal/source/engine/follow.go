@@ -30,7 +30,7 @@ type Object struct {
 	Partial bool
 	// Unsure marks a container of which the engine does not know whether it runs.
 	// What is known of it is kept, and a look follows. Only the ID and the fact are
-	// set: a fact opens nothing, and names what the container has opened.
+	// set, and maybe warnings: a fact opens nothing, and names what the container has opened.
 	Unsure bool
 }
 
@@ -345,6 +345,9 @@ func (f *follower) later(o Object) {
 		f.pause.Reset()
 	}
 	f.unsure[o.ID] = true
+	if len(o.Warnings) > 0 {
+		f.Warnings.Set(o.ID, o.Warnings)
+	}
 	if f.again == nil {
 		f.again = time.After(f.pause.Next())
 	}
