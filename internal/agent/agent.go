@@ -136,7 +136,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	a.demand.Ask(askedByRules, cfg.Rules.Demands(""))
 	a.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, false, log, a.applyRules)
 	a.accepted.Store(&a.cfg)
-	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.observer.CheckOwners, a.demand.Waiting()}
+	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.demand.Waiting()}
 	if err := a.wireInventory(); err != nil {
 		return nil, err
 	}

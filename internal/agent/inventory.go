@@ -121,7 +121,6 @@ func (a *Agent) verdict() (v inventory.Verdict, ok bool) {
 
 // report is the content of the inventory.
 func (a *Agent) report(ctx context.Context) inventory.Report {
-	a.provider.checkOwners()
 	healthy := a.healthyCondition(ctx)
 	r := a.listed()
 	r.Conditions = append(r.Conditions, healthy)

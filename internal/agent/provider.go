@@ -18,8 +18,6 @@ import (
 type provider struct {
 	registry *registry.Registry
 	outcomes *table.Table[port.Key, reconcile.Outcomes]
-	// checkOwners looks for owners that have ended, before they are shown.
-	checkOwners func()
 	// waiting is what is asked for by name and is not there.
 	waiting *table.Table[string, demand.Waiting]
 }
@@ -27,7 +25,6 @@ type provider struct {
 var _ status.Provider = provider{}
 
 func (p provider) List() status.List {
-	p.checkOwners()
 	pubs, outs := p.registry.Publications().View(), p.outcomes.View()
 	l := status.List{
 		Generation:   pubs.Generation(),

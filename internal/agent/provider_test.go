@@ -25,7 +25,6 @@ func provided(n int) provider {
 	p := provider{
 		registry.New(registry.Options{Rules: config.DefaultAgent().Rules, Logger: slog.New(slog.DiscardHandler)}),
 		table.New[port.Key, reconcile.Outcomes](port.Key.Compare),
-		func() {},
 		table.New[string, demand.Waiting](strings.Compare),
 	}
 	set := make([]port.Binding, n)

@@ -49,9 +49,9 @@ type Socket struct {
 	Device uint32 // interface index that the socket is bound to, or 0
 	NetNS  uint32 // inode of the network namespace
 
-	// PID is the process that bound the socket or made it listen, as seen in
-	// the agent's pid namespace; 0 if unknown or not visible there. The process
-	// may have passed the socket on since. Comm is the name of its first thread, up
+	// PID is the process that bound the socket or made it listen, or that was found to
+	// have it since, as seen in the agent's pid namespace; 0 if unknown or not visible
+	// there. Comm is the name of its first thread, up
 	// to 15 bytes as the process chose them: data to be quoted.
 	PID  uint32
 	Comm string
@@ -148,7 +148,8 @@ type Options struct {
 	// Audit is the time between background dumps of what is observed by
 	// events, at least 10 s; negative for none. Default 60 s to 10 minutes, so that
 	// audits take at most 1/30,000 of the time, and each tenth has the TCP sockets that are
-	// bound and do not listen, which cost most. In any case the start, and each loss of
+	// bound and do not listen, which cost most. It is also that between looks at who has
+	// the sockets. In any case the start, and each loss of
 	// events, is followed by one audit of all after a second.
 	Audit time.Duration
 

@@ -662,30 +662,17 @@ func (c *child) takeSocket(inode uint32) (sock, error) {
 	return sock{}, fmt.Errorf("process %d has no socket %d", pid, inode)
 }
 
-// TestOwnerEndsAndTheSocketRemains: another process has got the socket.
+// TestOwnerEndsAndTheSocketRemains: another process has got the socket. Nobody asks who.
 func TestOwnerEndsAndTheSocketRemains(t *testing.T) {
 	for _, set := range methodSets(t) {
 		t.Run(set, func(t *testing.T) {
 			w := observe(t, newRoom(t), options(set))
 			c := w.child("listen")
 			w.wantSet("tcp 127.0.0.1:8080", "udp 127.0.0.1:8080")
-			var kept []sock
-			w.mu.Lock()
-			for _, s := range w.set {
-				s, err := c.takeSocket(s.Inode)
-				if err != nil {
-					t.Error(err)
-				}
-				kept = append(kept, s)
-			}
-			w.mu.Unlock()
+			kept := w.take(c)
+			time.Sleep(3 * ownerSettle / 2) // its process is no longer new
 			c.kill()
-			for end := time.Now().Add(wait.Limit()); !w.owned(os.Getpid()); time.Sleep(10 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatal("the sockets have their old process")
-				}
-				w.observer.CheckOwners()
-			}
+			w.wantOwner(os.Getpid(), "")
 			for _, s := range kept {
 				s.close()
 			}
@@ -694,14 +681,60 @@ func TestOwnerEndsAndTheSocketRemains(t *testing.T) {
 	}
 }
 
-// owned reports whether a process has all sockets.
-func (w *world) owned(pid int) bool {
+// TestSocketIsHandedOn: its process lives on.
+func TestSocketIsHandedOn(t *testing.T) {
+	for _, set := range methodSets(t) {
+		for _, part := range []string{"exec", "rename", "close"} {
+			t.Run(set+" "+part, func(t *testing.T) {
+				w := observe(t, newRoom(t), options(set))
+				r, tell, err := os.Pipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = tell.Close() }()
+				c := w.child(part, r)
+				_ = r.Close()
+				defer c.kill()
+				w.wantSet("tcp 127.0.0.1:8080", "udp 127.0.0.1:8080")
+				w.wantOwner(c.cmd.Process.Pid, "")
+				pid, name := c.cmd.Process.Pid, map[string]string{"exec": "sleep", "rename": "renamed"}[part]
+				if part == "close" {
+					pid = os.Getpid()
+					for _, s := range w.take(c) {
+						defer s.close()
+					}
+				}
+				_ = tell.Close()
+				w.wantOwner(pid, name)
+			})
+		}
+	}
+}
+
+// take takes copies of all sockets of a child.
+func (w *world) take(c *child) (taken []sock) {
+	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.set {
-		if s.PID != uint32(pid) || s.Comm == "" {
-			return false
+		s, err := c.takeSocket(s.Inode)
+		if err != nil {
+			w.t.Fatal(err)
 		}
+		taken = append(taken, s)
 	}
-	return true
+	return taken
+}
+
+// wantOwner waits until a process has all sockets, under that name if one is given.
+func (w *world) wantOwner(pid int, name string) {
+	w.t.Helper()
+	w.await(w.t, func() string { return fmt.Sprintf("have %+v, want %d %q", w.set, pid, name) }, func() bool {
+		for _, s := range w.set {
+			if s.PID != uint32(pid) || s.Comm == "" || name != "" && s.Comm != name {
+				return false
+			}
+		}
+		return true
+	})
 }

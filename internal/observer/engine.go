@@ -67,14 +67,10 @@ type engine struct {
 
 	dumpWanted, ownersWanted schedule.Signal
 
-	// ended reports whether the process that had a pid at a time of CLOCK_MONOTONIC
-	// has ended.
-	ended func(pid uint32, seen int64) bool
-
-	// searching is held by who sent to it: guards calls of owners, and what follows.
-	searching  chan struct{}
-	nextSearch time.Time // for sockets whose process has ended
-	nextPID    uint32    // with which that search goes on
+	// holders returns the sockets that their process still has, and its name. If it is
+	// nil, nobody looks.
+	holders func(ctx context.Context, sockets []Socket) map[uint64]owner
+	exits   *exits // nil: nobody tells
 
 	requestMu sync.Mutex
 	requested map[uint64]struct{} // by searchOwner
@@ -98,6 +94,8 @@ type engine struct {
 	throttled bool                 // UDP is read once each throttleInterval
 	pending   map[uint64]time.Time // UDP that is not reported yet, and when it was read
 
+	lookAt time.Time // when sockets whose process is new are looked at; zero if there are none
+
 	plan      schedule.Deadlines[deadline]
 	resolve   scope // what planResolve must dump, to understand events
 	checks    int   // how many of checkDelays have passed
@@ -115,9 +113,7 @@ func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
 		counters:     c,
 		dumpWanted:   schedule.NewSignal(),
 		ownersWanted: schedule.NewSignal(),
-		searching:    make(chan struct{}, 1),
 		requested:    make(map[uint64]struct{}),
-		ended:        func(pid uint32, seen int64) bool { return ended("/proc", pid, seen) },
 		model:        newModel(),
 		decoder:      newDecoder(),
 		started:      time.Now(),
@@ -165,6 +161,7 @@ func (e *engine) report(changes []Event) {
 		return
 	}
 	e.counters.sockets.Store(int64(len(e.model.sockets)))
+	e.planLook()
 	if e.live {
 		e.handler.Apply(changes)
 	}

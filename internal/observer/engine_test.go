@@ -22,7 +22,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // rig is an engine at work under a fake clock, with a table that the test edits.
@@ -768,7 +767,7 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 		}
 		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 3)) // knows its process
 		r.edit(func() { r.table[3] = tcpRow(3); r.table[4] = tcpRow(4) })
-		pass(2 * r.audit)
+		pass(r.audit / 2)
 		if want := []string{"[1 2]", "[4]"}; !slices.Equal(asked, want) {
 			t.Errorf("asked for %v, want %v", asked, want)
 		}
@@ -780,7 +779,6 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 func TestOwnerThatOneSearchMissed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
-		r.ended = func(uint32, int64) bool { return false }
 		searches, found := 0, map[uint64]owner(nil)
 		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
 			searches += len(sockets)
@@ -789,10 +787,7 @@ func TestOwnerThatOneSearchMissed(t *testing.T) {
 		r.start(t)
 		pass(time.Second)
 		found = map[uint64]owner{1: {pid: 9, comm: "web"}}
-		for range 10 {
-			r.checkOwners(t.Context())
-			pass(ownerPause)
-		}
+		pass(10 * r.audit)
 		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" {
 			t.Errorf("have %+v", got)
 		}
@@ -802,67 +797,104 @@ func TestOwnerThatOneSearchMissed(t *testing.T) {
 	})
 }
 
-// On a busy machine a search takes long and little of a processor: the next one is
-// not delayed, and one that ran into its limit is not counted.
-func TestSlowSearchesForOwners(t *testing.T) {
+// Nobody asks who has a socket, and rules decide by that: it is looked at when its process
+// is new, when that ends, and at each audit. A socket that no process is found for keeps its
+// old one.
+func TestOwnersAreLookedAt(t *testing.T) {
+	const passed, named, lost, same = 1, 2, 3, 4
+	for _, c := range []struct {
+		name   string
+		later  bool // not while its process is new
+		ends   bool // its process
+		polled scope
+		within time.Duration
+	}{
+		{name: "new", within: ownerSettle},
+		{name: "audit", later: true, within: time.Minute},
+		{name: "end", later: true, ends: true, within: ownerPause / 2},
+		{name: "end, polled", later: true, ends: true, polled: scopeTCPListen, within: ownerSettle},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig()
+				r.polled = c.polled
+				searched := make(map[uint64]int)
+				comm := "was"
+				held := map[uint64]bool{passed: true, named: true, lost: true, same: true}
+				r.holders = func(_ context.Context, sockets []Socket) map[uint64]owner {
+					have := make(map[uint64]owner)
+					r.edit(func() {
+						for _, s := range sockets {
+							name := "was"
+							if s.Cookie == named {
+								name = comm
+							}
+							if held[s.Cookie] {
+								have[s.Cookie] = owner{s.PID, name}
+							}
+						}
+					})
+					return have
+				}
+				r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
+					for _, s := range sockets {
+						searched[s.Cookie]++
+					}
+					return findings{owners: map[uint64]owner{passed: {pid: 9, comm: "web"}}}
+				}
+				r.start(t)
+				pass(time.Second)
+				for cookie := range uint64(same) {
+					e := tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1+cookie)
+					copy(e.Comm[:], "was")
+					r.source.send(e)
+					r.edit(func() { r.table[1+cookie] = tcpRow(1 + cookie) })
+				}
+				pass(time.Millisecond)
+				if c.later {
+					pass(ownerSettle)
+				}
+				r.edit(func() { comm, held[passed], held[lost] = "is", false, false })
+				if c.ends {
+					if err := r.exited([]uint32{7}); err != nil {
+						t.Error(err)
+					}
+				}
+				pass(c.within)
+				if got := r.keeper.get(passed); got.PID != 9 || got.Comm != "web" {
+					t.Errorf("passed on: %+v", got)
+				}
+				if got := r.keeper.get(lost); got.PID != 7 || got.Comm != "was" {
+					t.Errorf("held by nobody: %+v", got)
+				}
+				if got := r.keeper.get(named); c.name != "end" && (got.PID != 7 || got.Comm != "is") {
+					t.Errorf("named anew: %+v", got)
+				}
+				if c.name != "end" && (searched[named] > 0 || searched[same] > 0) {
+					t.Errorf("searched for owners that have their socket: %v", searched)
+				}
+			})
+		})
+	}
+}
+
+// Most sockets end with their process, and nobody is searched for.
+func TestOwnerEndsWithItsSockets(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := newRig(tcpRow(1))
-		r.ended = func(uint32, int64) bool { return false }
-		late := 0
-		r.owners = func(ctx context.Context, _ []Socket, _ uint32) findings {
-			if late++; late > maxSearches+2 {
-				return findings{owners: map[uint64]owner{1: {pid: 9, comm: "web"}}}
-			}
-			_ = schedule.Sleep(ctx, time.Minute)
+		r := newRig()
+		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
+			t.Errorf("searched for %d owners", len(sockets))
 			return findings{}
 		}
 		r.start(t)
-		pass(time.Minute + time.Second)
-		for range maxSearches + 2 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			r.checkOwners(ctx)
-			cancel()
-			pass(ownerPause)
-		}
-		if got := r.keeper.set[1]; got.PID != 9 {
-			t.Errorf("have %+v after %d searches", got, late)
-		}
-	})
-}
-
-// TestEndedOwnersSearchedOnDemand: a socket that no process is found for
-// keeps its old one, and searches are paced.
-func TestEndedOwnersSearchedOnDemand(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		r := newRig()
-		gone, searches := false, 0
-		r.ended = func(pid uint32, _ int64) bool { return pid == 7 && gone }
-		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
-			searches += len(sockets)
-			return findings{owners: map[uint64]owner{1: {pid: 9, comm: "web"}}}
-		}
-		r.start(t)
 		pass(time.Second)
-		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1), tcpEvent(bpf.SockEventKindEVENT_LISTEN, 2))
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1))
 		pass(time.Second)
-		r.checkOwners(t.Context())
-		if searches != 0 {
-			t.Errorf("searched for %d owners, all of which live", searches)
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_CLOSE, 1))
+		if err := r.exited([]uint32{7}); err != nil {
+			t.Error(err)
 		}
-		gone = true
-		r.checkOwners(t.Context())
-		r.checkOwners(t.Context())
-		if first, second := r.keeper.set[1], r.keeper.set[2]; first.PID != 9 || first.Comm != "web" || second.PID != 7 {
-			t.Errorf("have %+v and %+v", first, second)
-		}
-		if searches != 2 {
-			t.Errorf("searched for %d owners, want 2", searches)
-		}
-		pass(ownerPause)
-		r.checkOwners(t.Context())
-		if searches != 3 {
-			t.Errorf("searched for %d owners, want one more a second later", searches)
-		}
+		pass(time.Second)
 	})
 }
 
@@ -932,26 +964,6 @@ func TestOwnerIsSearchedOnRequest(t *testing.T) {
 		pass(time.Second)
 		if first, second := r.keeper.set[1], r.keeper.set[2]; first.PID != 9 || first.Sought || second.PID != 7 || !second.Sought {
 			t.Errorf("have %+v and %+v", first, second)
-		}
-	})
-}
-
-// CheckOwners does not wait for a long search beyond its own limit.
-func TestCheckOwnersIsBounded(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		r := newRig(tcpRow(1))
-		r.owners = func(ctx context.Context, _ []Socket, _ uint32) findings {
-			_ = schedule.Sleep(ctx, time.Minute)
-			return findings{}
-		}
-		r.start(t)
-		pass(time.Second)
-		ctx, cancel := context.WithTimeout(t.Context(), ownerTimeout)
-		defer cancel()
-		begin := time.Now()
-		r.checkOwners(ctx)
-		if took := time.Since(begin); took > ownerTimeout {
-			t.Errorf("took %v, want %v at most", took, ownerTimeout)
 		}
 	})
 }

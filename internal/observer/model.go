@@ -50,6 +50,7 @@ type entry struct {
 	// searches is how often /proc was searched for the owner while it was unknown;
 	// partial, how often in vain where it could not be read in full.
 	searches, partial uint8
+	fresh             bool // its process is new, and is to be looked at
 }
 
 // model is the state of the observer: which sockets there are, by cookie. It
@@ -81,6 +82,8 @@ type model struct {
 
 	// bound says that TCP sockets that do not listen are of interest.
 	bound bool
+
+	fresh bool // some entry became it
 }
 
 // maxClosed is far more than calls of close(2) that run at one time.
@@ -215,6 +218,9 @@ func (m *model) put(s Socket) (Event, bool, scope) {
 		if same == en.socket {
 			return Event{}, false, 0
 		}
+	}
+	if s.PID != 0 && (s.PID != en.socket.PID || s.Comm != en.socket.Comm) {
+		en.fresh, m.fresh = true, true
 	}
 	en.socket = s
 	en.tracked = true

@@ -63,21 +63,6 @@ func (o *Observer) Methods() []kernel.Method {
 	return nil
 }
 
-// ownerTimeout bounds CheckOwners.
-const ownerTimeout = 2 * time.Second
-
-// CheckOwners looks for sockets whose process has ended while another one kept the
-// socket, as after fork(2) or SCM_RIGHTS, and reports the new process to the handler
-// before it returns. Nothing else notices that change, so it is for those who are
-// about to show processes. It returns after two seconds at the latest.
-func (o *Observer) CheckOwners() {
-	if e := o.running.Load(); e != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), ownerTimeout)
-		defer cancel()
-		e.checkOwners(ctx)
-	}
-}
-
 // SearchOwner has /proc searched for the process that holds a socket now, because the
 // one that was reported has ended. The handler receives the new process, or the socket
 // with Sought. It does not block, and may be called by the handler.
@@ -122,7 +107,8 @@ type session struct {
 	running *atomic.Pointer[engine]
 	netns   *kernel.Namespace
 	dumper  *dumper
-	mptcp   *diagConn      // of the goroutine that finds owners
+	mptcp   *diagConn // of the goroutine that finds owners
+	exits   *exits
 	object  *kernel.Object // nil: no BPF
 	bpfErr  error          // why not
 	ring    *kernel.Ring   // nil without object
@@ -147,6 +133,9 @@ func (o *Observer) open() (_ *session, err error) {
 	if s.mptcp, err = openDiag(); err != nil {
 		return nil, err
 	}
+	if s.exits, err = openExits(); err != nil {
+		return nil, err
+	}
 	if o.options.Mode == Poll {
 		return s, nil
 	}
@@ -167,6 +156,9 @@ func (s *session) close() error {
 	if s.ring != nil {
 		errs = append(errs, s.ring.Close())
 	}
+	if s.exits != nil {
+		errs = append(errs, s.exits.close())
+	}
 	if s.mptcp != nil {
 		errs = append(errs, s.mptcp.close())
 	}
@@ -186,8 +178,11 @@ func (s *session) run(ctx context.Context, h Handler) error {
 	e.owners = finder.find
 	e.interval, e.audit, e.paced = s.options.Interval, s.options.Audit, s.options.pacedAudit
 
+	e.holders = finder.holders
+	e.exits = s.exits
+
 	s.running.Store(e)
-	defer s.withdraw(e)
+	defer s.running.Store(nil)
 
 	work, ctx := errgroup.WithContext(ctx)
 	if s.ring != nil {
@@ -209,6 +204,7 @@ func (s *session) run(ctx context.Context, h Handler) error {
 		h.Methods(methods)
 		e.polled = polled
 		work.Go(func() error { e.findOwners(ctx); return nil })
+		work.Go(func() error { return e.watchExits(ctx) })
 		if s.object != nil && s.options.Types == nil {
 			// Reading the kernel's types leaves far more garbage than anything
 			// later; the runtime by itself would keep that memory for minutes.
@@ -217,14 +213,6 @@ func (s *session) run(ctx context.Context, h Handler) error {
 		return e.dumps(ctx)
 	})
 	return work.Wait()
-}
-
-// withdraw ends calls of CheckOwners, which use what the session closes.
-func (s *session) withdraw(e *engine) {
-	s.running.Store(nil)
-	e.searching <- struct{}{}
-	defer func() { <-e.searching }()
-	e.owners = nil
 }
 
 // attach attaches the best method of each capability. It returns the methods and

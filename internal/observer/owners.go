@@ -7,6 +7,7 @@ package observer
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"runtime"
 	"slices"
 	"time"
@@ -17,59 +18,177 @@ import (
 const (
 	ownerPause = time.Second // at least, between searches of /proc
 	ownerShare = 20          // at most 1/20 of a processor is for them
+
+	// A socket whose process is new is looked at after this time: most of those that are
+	// handed on are so at once, as by a daemon that forks. Later that is seen when the
+	// process ends, or by an audit.
+	ownerSettle = time.Second
 )
 
 // findOwners searches for the processes of sockets that only a dump knew, and of those
-// that searchOwner asked for, until ctx ends. Searches are paced, however many sockets
-// there are.
+// that searchOwner asked for, until ctx ends. It also looks whether processes still have
+// their sockets and names. Searches are paced, however many sockets there are.
 func (e *engine) findOwners(ctx context.Context) {
-	for schedule.Wait(ctx, time.Time{}, e.ownersWanted) == nil {
-		if wanted := e.ownerless(); len(wanted) > 0 {
-			e.sweep(ctx, wanted)
+	if e.owners == nil {
+		return
+	}
+	audit := e.nextAudit(time.Now(), 0)
+	for schedule.Wait(ctx, audit, e.ownersWanted) == nil {
+		all := !audit.IsZero() && !time.Now().Before(audit)
+		cost := e.lookAtOwners(ctx, all)
+		if wanted := e.ownerless(all); len(wanted) > 0 {
+			cost += e.sweep(ctx, wanted)
+		}
+		if all {
+			audit = e.nextAudit(time.Now(), cost)
 		}
 	}
 }
 
 // sweep searches all of /proc for the processes of sockets, by as many searches as
-// that takes.
-func (e *engine) sweep(ctx context.Context, wanted []Socket) {
+// that takes. It returns what they cost.
+func (e *engine) sweep(ctx context.Context, wanted []Socket) (cost time.Duration) {
 	denied, next := false, uint32(0)
 	for len(wanted) > 0 && ctx.Err() == nil {
-		if e.acquire(ctx) != nil {
-			return
-		}
 		seen := Now()
-		found, pause := e.search(ctx, wanted, next)
-		<-e.searching
+		var found findings
+		took := measured(func() { found = e.owners(ctx, wanted, next) })
+		cost += took
 		next, denied = found.next, denied || found.denied
 		wanted = e.setOwners(wanted, found.owners, seen)
 		if next == 0 {
 			e.sought(wanted, !denied)
 			wanted = nil
 		}
-		_ = schedule.Sleep(ctx, pause)
+		_ = schedule.Sleep(ctx, max(ownerPause, schedule.Rest(took, ownerShare)))
 	}
+	return cost
 }
 
-// acquire waits for the right to search. Receiving from e.searching gives it back.
-func (e *engine) acquire(ctx context.Context) error {
-	select {
-	case e.searching <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// search returns the processes of sockets as far as it found them, and how long to
-// pause before the next search. The pause depends on the time of a processor that
-// the search took, because that of the clock is long on a busy machine.
-func (e *engine) search(ctx context.Context, wanted []Socket, from uint32) (findings, time.Duration) {
+// measured returns the time of a processor that f takes: that of the clock is long on a
+// busy machine.
+func measured(f func()) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	start := threadTime()
-	found := e.owners(ctx, wanted, from)
-	return found, max(ownerPause, schedule.Rest(threadTime()-start, ownerShare))
+	f()
+	return threadTime() - start
+}
+
+// lookAtOwners looks whether processes still have their sockets and names: those that are
+// new, or all. It has those searched for that do not, and returns what it cost.
+func (e *engine) lookAtOwners(ctx context.Context, all bool) time.Duration {
+	sockets := e.owned(all)
+	if len(sockets) == 0 {
+		return 0
+	}
+	return measured(func() {
+		pids := make(map[uint32]struct{})
+		for i := range sockets {
+			pids[sockets[i].PID] = struct{}{}
+		}
+		if e.exits != nil {
+			if all {
+				e.exits.retain(pids)
+			}
+			for pid := range pids {
+				e.exits.watch(pid)
+			}
+		}
+		e.held(sockets, e.holders(ctx, sockets))
+	})
+}
+
+// owned returns the sockets to look at whose process has a number here.
+func (e *engine) owned(all bool) (sockets []Socket) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	settled := !e.lookAt.IsZero() && !time.Now().Before(e.lookAt)
+	if e.holders == nil || !all && !settled {
+		return nil
+	}
+	if settled {
+		e.lookAt = time.Time{}
+	}
+	for _, en := range e.model.sockets {
+		if en.socket.PID != 0 && (all || en.fresh) {
+			sockets, en.fresh = append(sockets, en.socket), false
+		}
+	}
+	return sockets
+}
+
+// planLook plans a look at sockets whose process is new, if there are any. It needs e.mu.
+func (e *engine) planLook() {
+	if !e.model.fresh || e.holders == nil {
+		return
+	}
+	e.model.fresh = false
+	if e.lookAt.IsZero() {
+		e.lookAt = time.Now().Add(ownerSettle)
+		time.AfterFunc(ownerSettle, e.ownersWanted.Notify)
+	}
+}
+
+// held notes the names that processes have now, and has those searched for that do not
+// have their socket any more.
+func (e *engine) held(sockets []Socket, found map[uint64]owner) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var changes []Event
+	for i := range sockets {
+		en := e.current(&sockets[i])
+		if en == nil {
+			continue
+		}
+		o, ok := found[sockets[i].Cookie]
+		switch {
+		case !ok:
+			e.searchOwner(sockets[i].Cookie)
+		case o.comm != en.socket.Comm:
+			en.socket.Comm, en.socket.Observed = o.comm, 0
+			changes = append(changes, Event{Socket: en.socket})
+		}
+	}
+	e.reportDumped(changes)
+}
+
+// watchExits has the sockets of processes that end looked at, until ctx ends.
+func (e *engine) watchExits(ctx context.Context) error {
+	defer context.AfterFunc(ctx, e.exits.stop)()
+	for {
+		pids, err := e.exits.wait()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("wait for the end of processes: %w", err)
+		}
+		if err := e.exited(pids); err != nil {
+			return err
+		}
+	}
+}
+
+// exited has the processes searched for that have the sockets of those that have ended.
+// Most sockets end with their process.
+func (e *engine) exited(pids []uint32) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.drain(); err != nil {
+		return err
+	}
+	for cookie, en := range e.model.sockets {
+		switch {
+		case !slices.Contains(pids, en.socket.PID):
+		case scopeOf(&en.socket)&e.polled != 0:
+			en.fresh, e.model.fresh = true, true // when it has been polled
+		default:
+			e.searchOwner(cookie)
+		}
+	}
+	e.planLook()
+	return nil
 }
 
 // searchOwner implements Observer.SearchOwner.
@@ -90,15 +209,15 @@ func (e *engine) takeRequested() map[uint64]struct{} {
 }
 
 // ownerless returns the sockets whose process is neither known nor was searched for,
-// and those that searchOwner asked for.
-func (e *engine) ownerless() []Socket {
+// and those that searchOwner asked for. An audit tries again what was in vain.
+func (e *engine) ownerless(audit bool) []Socket {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	requested := e.takeRequested()
 	var wanted []Socket
 	for cookie, en := range e.model.sockets {
 		_, asked := requested[cookie]
-		if asked || en.unowned() && en.searches == 0 {
+		if asked || en.unowned() && (en.searches == 0 || audit && en.searches < maxSearches) {
 			wanted = append(wanted, en.socket)
 		}
 	}
@@ -130,6 +249,7 @@ func (e *engine) setOwners(wanted []Socket, found map[uint64]owner, seen int64) 
 		if en := e.current(&wanted[i]); en != nil {
 			en.socket.takeProcess(&Socket{PID: o.pid, Comm: o.comm, PIDSeen: seen})
 			en.socket.Observed, en.socket.Sought, en.partial = 0, false, 0
+			en.fresh, e.model.fresh = true, true
 			changes = append(changes, Event{Socket: en.socket})
 		}
 	}
@@ -153,48 +273,11 @@ func (e *engine) sought(missing []Socket, complete bool) {
 			e.searchOwner(missing[i].Cookie)
 			continue
 		}
-		en.partial, en.searches = 0, max(en.searches, 1)
+		en.partial, en.searches = 0, min(en.searches+1, maxSearches)
 		en.socket.Sought, en.socket.Observed = true, 0
 		changes = append(changes, Event{Socket: en.socket})
 	}
 	e.reportDumped(changes)
-}
-
-// checkOwners searches for the processes of sockets whose process has ended, and
-// reports those that it found before it returns. A socket that no process is found
-// for keeps its old one.
-func (e *engine) checkOwners(ctx context.Context) {
-	if e.acquire(ctx) != nil {
-		return
-	}
-	defer func() { <-e.searching }()
-	if e.owners == nil || time.Now().Before(e.nextSearch) {
-		return
-	}
-	seen := Now()
-	wanted := e.abandoned()
-	if len(wanted) == 0 {
-		return
-	}
-	from := e.nextPID
-	found, pause := e.search(ctx, wanted, from)
-	e.nextSearch, e.nextPID = time.Now().Add(pause), found.next
-	missing := e.setOwners(wanted, found.owners, seen)
-	if found.next == 0 && ctx.Err() == nil {
-		e.countSearch(missing)
-	}
-}
-
-// countSearch counts a search in vain that came to the end of /proc, whatever it was
-// allowed to read.
-func (e *engine) countSearch(missing []Socket) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for i := range missing {
-		if en := e.current(&missing[i]); en != nil && en.unowned() {
-			en.searches++
-		}
-	}
 }
 
 // maxSearches bounds the searches for the owner of a socket that may have none, as
@@ -203,33 +286,3 @@ func (e *engine) countSearch(missing []Socket) {
 const maxSearches = 3
 
 func (en *entry) unowned() bool { return en.socket.PID == 0 && en.socket.Comm == "" }
-
-// abandoned returns the sockets whose process has ended, and those whose process was
-// searched for only a few times in vain.
-func (e *engine) abandoned() []Socket {
-	var list, unowned []Socket
-	e.mu.Lock()
-	for _, en := range e.model.sockets {
-		switch {
-		case !en.unowned():
-			list = append(list, en.socket)
-		case en.searches > 0 && en.searches < maxSearches:
-			unowned = append(unowned, en.socket)
-		}
-	}
-	e.mu.Unlock()
-	// A process that has not ended since the first time it was seen, never has.
-	first := make(map[uint32]int64)
-	for i := range list {
-		s := &list[i]
-		if seen, ok := first[s.PID]; !ok || s.PIDSeen < seen {
-			first[s.PID] = s.PIDSeen
-		}
-	}
-	lives := make(map[uint32]bool)
-	for pid, seen := range first {
-		lives[pid] = pid == 0 || !e.ended(pid, seen)
-	}
-	list = slices.DeleteFunc(list, func(s Socket) bool { return lives[s.PID] || !e.ended(s.PID, s.PIDSeen) })
-	return append(list, unowned...)
-}

@@ -420,10 +420,21 @@ func (e *engine) planAudit(j job, now time.Time, cost time.Duration) {
 		e.plan.Set(planAudit, now.Add(firstAudit))
 	case e.audit < 0:
 		e.plan.Cancel(planAudit)
-	case e.paced:
-		e.plan.Set(planAudit, now.Add(max(e.audit, min(schedule.Rest(cost, auditShare), auditMost))))
-		e.plan.Set(planCheck, now.Add(e.audit))
 	default:
-		e.plan.Set(planAudit, now.Add(e.audit))
+		e.plan.Set(planAudit, e.nextAudit(now, cost))
+		if e.paced {
+			e.plan.Set(planCheck, now.Add(e.audit))
+		}
 	}
+}
+
+// nextAudit returns when to audit again after an audit that took cost, zero for never.
+func (e *engine) nextAudit(now time.Time, cost time.Duration) time.Time {
+	switch {
+	case e.audit < 0:
+		return time.Time{}
+	case e.paced:
+		return now.Add(max(e.audit, min(schedule.Rest(cost, auditShare), auditMost)))
+	}
+	return now.Add(e.audit)
 }

@@ -6,6 +6,7 @@ package observer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,7 @@ type findings struct {
 // with it reads to the end, beyond the budget, so that each search makes progress.
 func (f *ownerFinder) find(ctx context.Context, sockets []Socket, from uint32) (r findings) {
 	r.owners = make(map[uint64]owner)
-	cookies := f.inodes(sockets)
+	cookies := inodes(sockets, f.aliases())
 	pids, err := f.pids(from)
 	r.denied = err != nil
 	budget := f.budget
@@ -65,27 +66,60 @@ func (f *ownerFinder) find(ctx context.Context, sockets []Socket, from uint32) (
 			r.next = pid
 			return r
 		}
-		err := eachName(filepath.Join(f.proc, strconv.FormatUint(uint64(pid), 10), "fd"), func(dir int, fd string) bool {
-			budget--
-			inode, ok := socketInode(dir, fd)
-			if !ok || cookies[inode] == nil {
-				return true
-			}
-			comm := nameBeside(dir)
-			if comm == "" {
-				return false // it has ended
-			}
-			for _, cookie := range cookies[inode] {
-				r.owners[cookie] = owner{pid: pid, comm: comm}
-			}
-			delete(cookies, inode)
-			return len(cookies) > 0
-		})
-		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
-			r.denied = true
-		}
+		read, err := f.scan(pid, cookies, r.owners)
+		budget -= read
+		r.denied = r.denied || err != nil
 	}
 	return r
+}
+
+// scan notes the process as the owner of the sockets that it holds, which it takes from
+// cookies, and returns how many descriptors it read. A process that has ended holds none.
+func (f *ownerFinder) scan(pid uint32, cookies map[uint32][]uint64, owners map[uint64]owner) (read int, err error) {
+	err = eachName(filepath.Join(f.proc, strconv.FormatUint(uint64(pid), 10), "fd"), func(dir int, fd string) bool {
+		read++
+		inode, ok := socketInode(dir, fd)
+		if !ok || cookies[inode] == nil {
+			return true
+		}
+		comm := nameBeside(dir)
+		if comm == "" {
+			return false // it has ended
+		}
+		for _, cookie := range cookies[inode] {
+			owners[cookie] = owner{pid: pid, comm: comm}
+		}
+		delete(cookies, inode)
+		return len(cookies) > 0
+	})
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		err = nil
+	}
+	return read, err
+}
+
+// holders returns the sockets that their process still has, and its name now. What cannot
+// be read is as it was.
+func (f *ownerFinder) holders(ctx context.Context, sockets []Socket) map[uint64]owner {
+	held := make(map[uint64]owner, len(sockets))
+	aliases := f.aliases()
+	slices.SortFunc(sockets, func(a, b Socket) int { return cmp.Compare(a.PID, b.PID) })
+	for len(sockets) > 0 {
+		pid, n := sockets[0].PID, 1
+		for n < len(sockets) && sockets[n].PID == pid {
+			n++
+		}
+		of := sockets[:n]
+		sockets = sockets[n:]
+		_, err := f.scan(pid, inodes(of, aliases), held)
+		unread := err != nil || ctx.Err() != nil
+		for i := range of {
+			if _, ok := held[of[i].Cookie]; !ok && (unread || of[i].Inode == 0) {
+				held[of[i].Cookie] = owner{of[i].PID, of[i].Comm}
+			}
+		}
+	}
+	return held
 }
 
 // nameBeside returns the name of the process whose open directory of descriptors
@@ -112,13 +146,18 @@ func (f *ownerFinder) pids(from uint32) (pids []uint32, err error) {
 	return pids, err
 }
 
-// inodes returns the cookies of sockets by the inodes that programs hold.
-func (f *ownerFinder) inodes(sockets []Socket) map[uint32][]uint64 {
-	cookies := make(map[uint32][]uint64, len(sockets))
-	var aliases map[netip.AddrPort]uint32
-	if f.mptcp != nil {
-		aliases, _ = f.mptcp() // a kernel without MPTCP has none
+// aliases maps the addresses of MPTCP listeners to the inodes that programs hold.
+func (f *ownerFinder) aliases() map[netip.AddrPort]uint32 {
+	if f.mptcp == nil {
+		return nil
 	}
+	aliases, _ := f.mptcp() // a kernel without MPTCP has none
+	return aliases
+}
+
+// inodes returns the cookies of sockets by the inodes that programs hold.
+func inodes(sockets []Socket, aliases map[netip.AddrPort]uint32) map[uint32][]uint64 {
+	cookies := make(map[uint32][]uint64, len(sockets))
 	for i := range sockets {
 		s := &sockets[i]
 		inode := s.Inode

@@ -6,6 +6,7 @@ package observer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -59,6 +60,37 @@ func TestOwners(t *testing.T) {
 		{Cookie: 6, Inode: 102, Protocol: port.UDP, Address: address, Port: 80, Listening: true},
 	}, 0).owners
 	want := map[uint64]owner{1: {10, "name-10"}, 2: {20, "name-20"}, 6: {10, "name-10"}}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// Who still has a socket is judged by the process itself, also where another one has it, too.
+func TestHolders(t *testing.T) {
+	address := netip.MustParseAddr("127.0.0.1")
+	f := ownerFinder{
+		proc: fakeProc(t, map[string][]string{
+			"10": {"socket:[100]", "socket:[101]"},
+			"20": {"socket:[101]", "socket:[200]"},
+		}),
+		mptcp: func() (map[netip.AddrPort]uint32, error) {
+			return map[netip.AddrPort]uint32{netip.AddrPortFrom(address, 80): 200}, nil
+		},
+	}
+	unread := filepath.Join(f.proc, "40", "fd") // no directory: an error as where it may not be read
+	if err := errors.Join(os.MkdirAll(filepath.Dir(unread), 0o700), os.WriteFile(unread, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	got := f.holders(t.Context(), []Socket{
+		{Cookie: 1, PID: 20, Comm: "was", Inode: 101},
+		{Cookie: 2, PID: 10, Comm: "name-10", Inode: 100},
+		{Cookie: 3, PID: 20, Comm: "was", Inode: 555, Protocol: port.TCP, Address: address, Port: 80, Listening: true}, // a subflow
+		{Cookie: 4, PID: 20, Comm: "was", Inode: 100},                                                                  // handed on
+		{Cookie: 5, PID: 30, Comm: "was", Inode: 300},                                                                  // ended
+		{Cookie: 6, PID: 40, Comm: "was", Inode: 400},                                                                  // must not be read
+		{Cookie: 7, PID: 20, Comm: "was"},
+	})
+	want := map[uint64]owner{1: {20, "name-20"}, 2: {10, "name-10"}, 3: {20, "name-20"}, 6: {40, "was"}, 7: {20, "was"}}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -7,8 +7,6 @@ package observer
 import (
 	"bytes"
 	"errors"
-	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -59,15 +57,4 @@ func Suspended() time.Duration {
 		return 0
 	}
 	return time.Duration(boot.Nano() - mono.Nano())
-}
-
-// ended reports whether the process that had the pid at the time seen of
-// CLOCK_MONOTONIC has ended, also if another one has the pid now.
-func ended(proc string, pid uint32, seen int64) bool {
-	b, err := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), "stat"))
-	if err != nil {
-		return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
-	}
-	s, err := ParseStat(b)
-	return err == nil && (s.State == 'Z' || s.Started > time.Duration(seen)+Suspended())
 }
