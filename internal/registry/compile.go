@@ -200,11 +200,17 @@ func (m member) reserves(slot []member) bool {
 		return true
 	case "nerdctl", "sleep": // by which nerdctl holds it
 		return m.attribution == nil || !m.attribution.container
+	case "podman": // opens what conmon holds then
+		return ruled(slot, port.MakerNetavark)
 	case "dockerd":
-		return m.binding.Address.IsUnspecified() &&
-			slices.ContainsFunc(slot, func(o member) bool { return o.binding.Maker == port.MakerSwarm })
+		return m.binding.Address.IsUnspecified() && ruled(slot, port.MakerSwarm)
 	}
 	return false
+}
+
+// ruled reports whether a program has NAT rules in a slot.
+func ruled(slot []member, by port.Maker) bool {
+	return slices.ContainsFunc(slot, func(m member) bool { return m.binding.Maker == by })
 }
 
 // lenders returns the bindings of a key that lend it their servers, and all that comes with

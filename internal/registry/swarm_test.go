@@ -38,6 +38,8 @@ func TestReservedSocketIsNotDialled(t *testing.T) {
 		{"conmon's, in the cgroup of its container", as("conmon", container), port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
 		{"conmon's of UDP", udp, port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
 		{"conmon's, and no rule", as("conmon"), 0, true, both, port.Because(port.Reserved)},
+		{"podman's", as("podman"), port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
+		{"podman's, and no rule", as("podman"), 0, true, both, port.Reason{}},
 		{"nerdctl's", as("nerdctl"), port.MakerCNI, false, "[[::1]:8080]", port.Because(port.Reserved)},
 		{"nerdctl's sleep", as("sleep"), port.MakerCNI, false, "[[::1]:8080]", port.Because(port.Reserved)},
 		{"nerdctl's sleep, and no rule", as("sleep"), 0, true, both, port.Because(port.Reserved)},
