@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"os"
 
@@ -12,7 +11,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
-	"github.com/fairlead/fairlead/internal/firewall"
 	"github.com/fairlead/fairlead/internal/hostpeer"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -28,8 +26,7 @@ func newDoctor() *cobra.Command {
 		Use:   "doctor",
 		Short: "Diagnose this guest or host, and name remedies",
 		Long: "Diagnose this machine. In a guest: privileges, kernel, sources, link; it works without a running agent.\n" +
-			"On a host: the host peer, its guests, why one is refused, conflicts, reserved ports, and whether\n" +
-			"the firewall refuses what is open to other machines.\n\n" +
+			"On a host: the host peer, its guests, why one is refused, conflicts and reserved ports.\n\n" +
 			"Exit status: 0 if nothing fails, 1 if something does, 2 usage error. Warnings do not count.",
 		Example: "  fairlead doctor\n  fairlead doctor --host\n  fairlead doctor -o json",
 		GroupID: groupCheck,
@@ -44,9 +41,7 @@ func newDoctor() *cobra.Command {
 			control := cmp.Or(control, os.Getenv(config.ClientControl))
 			var r doctor.Report
 			if host || !canBeGuest || !selfTest && isHost(c, control) {
-				f := hostpeer.Facts(c.Context(), file, control)
-				askFirewall(c.Context(), &f)
-				r = doctor.EvaluateHost(f)
+				r = doctor.EvaluateHost(hostpeer.Facts(c.Context(), file, control))
 			} else {
 				r = doctorOfGuest(c.Context(), file, control, selfTest)
 			}
@@ -73,20 +68,6 @@ func newDoctor() *cobra.Command {
 	}
 	out.register(c, "text", "json")
 	return c
-}
-
-// askFirewall adds what the firewall does, if a host peer runs.
-func askFirewall(ctx context.Context, f *doctor.HostFacts) {
-	if f.Running == "" {
-		return
-	}
-	wall := firewall.Read(ctx)
-	f.Firewall = wall.String()
-	for i := range f.Wide {
-		w := &f.Wide[i]
-		r := wall.Check(w.Protocol, w.At, 0)
-		w.Text, w.Command, w.Refused = r.Text, r.Command, r.Refuses
-	}
 }
 
 // isHost reports whether a host peer is what runs here.

@@ -4,18 +4,17 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead/fairlead/internal/firewall"
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -30,8 +29,7 @@ func newExpose() *cobra.Command {
 	c := &cobra.Command{
 		Use: "expose PORT[/tcp|/udp]", Short: "On a host, open a port to other machines for a time", GroupID: groupChange,
 		Long: "On a host, open a port to other machines for a time, which ends by itself, also if the host peer\n" +
-			"was restarted. Prints at which addresses, what the firewall of this system does with it, as far as\n" +
-			"that can be read, and the command that changes that.\n\n" +
+			"was restarted. Prints at which addresses.\n\n" +
 			"It goes no further than --bind of `fairlead host`, which by default is the loopback: with\n" +
 			"--bind asked, ports are on the loopback until they are exposed, unless the agent asks for more.",
 		Example: "  fairlead expose 8080 --for 2h\n  fairlead expose 8080 --bind 192.0.2.10\n  fairlead expose 8080 --end",
@@ -74,20 +72,17 @@ func expose(c *cobra.Command, control string, q forwards.Request, at string) err
 	if err != nil {
 		return err
 	}
-	check := func(at []netip.AddrPort) firewall.Report {
-		return firewall.Read(c.Context()).CheckAll(slot.Protocol, at, time.Duration(q.Seconds)*time.Second)
-	}
 	end := forwards.Request{Op: forwards.Hide, Protocol: q.Protocol, Port: q.Port, Guest: q.Guest}
-	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), end.Command(), v, check)
+	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), end.Command(), v)
 }
 
-// reportFirewall implements status.Firewall, for the page.
-func reportFirewall(ctx context.Context, protocol port.Protocol, at []netip.AddrPort, lasts time.Duration) *status.FirewallReport {
-	r := firewall.Read(ctx).CheckAll(protocol, at, lasts)
-	return &status.FirewallReport{Text: r.Text, Command: r.Command}
+// showsFirewall is the command that shows the rules of a system's firewall, where that is not nft.
+var showsFirewall = map[string]string{
+	"windows": "Get-NetFirewallRule -DisplayName *fairlead*",
+	"darwin":  "/usr/libexec/ApplicationFirewall/socketfilterfw --listapps",
 }
 
-func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.ForwardChange, check func([]netip.AddrPort) firewall.Report) error {
+func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.ForwardChange) error {
 	i := slices.IndexFunc(v.Rules, func(r status.ForwardRule) bool { return slices.Contains(v.Added, r.Name) })
 	if i < 0 {
 		return errors.New("the rule was removed again meanwhile: try again")
@@ -119,15 +114,12 @@ func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.Fo
 		}
 		lines = append(lines, fmt.Sprintf("%s is not open to other machines: %s. If that changes, it is, until %s.", at, status.Quote(why), until))
 	}
-	if open := slices.Concat(v.Open, v.Always); len(open) > 0 {
+	if len(v.Open)+len(v.Always) > 0 {
 		if r.Note != "" {
 			lines = append(lines, status.Quote(r.Note))
 		}
-		report := check(open)
-		lines = append(lines, "Firewall: "+status.Quote(report.Text))
-		if report.Command != "" {
-			lines = append(lines, "  "+report.Command)
-		}
+		look := cmp.Or(showsFirewall[runtime.GOOS], "sudo nft list ruleset")
+		lines = append(lines, fmt.Sprintf("A firewall of this system may still refuse others: `%s` shows its rules.", look))
 	}
 	switch {
 	case len(v.Open) > 0 && v.End == "" && !v.Until.IsZero():

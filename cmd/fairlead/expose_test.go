@@ -3,16 +3,16 @@
 package main
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/firewall"
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/status"
 )
+
+const firewall = "A firewall of this system may still refuse others: `sudo nft list ruleset` shows its rules.\n"
 
 // What other machines reach also without the rule is not said to end with it.
 func TestWriteExposed(t *testing.T) {
@@ -20,19 +20,18 @@ func TestWriteExposed(t *testing.T) {
 	const (
 		until  = "8080/tcp is open to other machines until 2026-11-21 12:00:00 UTC:\n  192.0.2.10:8080\n"
 		always = "8080/tcp is open to other machines without an end, by the configuration or because the agent asks for it:\n  192.0.2.10:8080\n"
-		check  = "Firewall: none\n"
 		end    = "`fairlead expose 8080/tcp --end` ends it before.\n"
 	)
 	for want, v := range map[string]status.ForwardChange{
-		until + check + end:          {Open: lan},
-		always + check:               {Always: lan},
-		always + until + check + end: {Open: lan, Always: lan},
+		until + firewall + end:          {Open: lan},
+		always + firewall:               {Always: lan},
+		always + until + firewall + end: {Open: lan, Always: lan},
 		"8080/tcp is not open to other machines: taken. If that changes, it is, until 2026-11-21 12:00:00 UTC.\n" + end: {},
 	} {
 		v.Result = forwards.Result{Added: []string{"expose 8080/tcp"}}
 		v.Rules = []status.ForwardRule{{Name: "expose 8080/tcp", Reason: "taken", Until: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}}
 		var out strings.Builder
-		err := writeExposed(&out, status.Painter{}, "8080/tcp", "fairlead expose 8080/tcp --end", v, func([]netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
+		err := writeExposed(&out, status.Painter{}, "8080/tcp", "fairlead expose 8080/tcp --end", v)
 		if err != nil || out.String() != want {
 			t.Errorf("%v\n%swant\n%s", err, out.String(), want)
 		}
@@ -42,7 +41,7 @@ func TestWriteExposed(t *testing.T) {
 // What another rule exposes for longer is said to end then, by all commands that it takes.
 func TestWriteExposedByOthersToo(t *testing.T) {
 	at := func(hour int) time.Time { return time.Date(2026, 11, 21, hour, 0, 0, 0, time.UTC) }
-	const open = "8080/tcp is open to other machines until 2026-11-21 14:00:00 UTC:\n  192.0.2.10:8080\nFirewall: none\n"
+	const open = "8080/tcp is open to other machines until 2026-11-21 14:00:00 UTC:\n  192.0.2.10:8080\n" + firewall
 	for end, want := range map[string]string{
 		"one; other": open + "`one; other` ends it before.\n",
 		"":           open + "`mine` ends it before, but for what a rule opens that was written by hand.\n",
@@ -53,7 +52,7 @@ func TestWriteExposedByOthersToo(t *testing.T) {
 			Open:     []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:8080")}, Until: at(14), End: end,
 		}
 		var out strings.Builder
-		err := writeExposed(&out, status.Painter{}, "8080/tcp", "mine", v, func([]netip.AddrPort) firewall.Report { return firewall.Report{Text: "none"} })
+		err := writeExposed(&out, status.Painter{}, "8080/tcp", "mine", v)
 		if err != nil || out.String() != want {
 			t.Errorf("%v\n%swant\n%s", err, out.String(), want)
 		}
@@ -65,13 +64,11 @@ func TestWriteExposedNotes(t *testing.T) {
 	r := status.ForwardRule{Name: "expose 8080/tcp", Reason: "denied by rule 1", Note: "the guest does not publish it"}
 	for want, open := range map[string][]netip.AddrPort{
 		"not open to other machines: denied by rule 1; the guest does not publish it. If": nil,
-		":\n  192.0.2.10:8080\nthe guest does not publish it\nFirewall: 1 address\n":      {netip.MustParseAddrPort("192.0.2.10:8080")},
+		":\n  192.0.2.10:8080\nthe guest does not publish it\n" + firewall:                {netip.MustParseAddrPort("192.0.2.10:8080")},
 	} {
 		v := status.ForwardChange{Result: forwards.Result{Added: []string{r.Name}}, Forwards: status.Forwards{Rules: []status.ForwardRule{r}}, Open: open}
 		var out strings.Builder
-		err := writeExposed(&out, status.Painter{}, "8080/tcp", "x", v, func(at []netip.AddrPort) firewall.Report {
-			return firewall.Report{Text: fmt.Sprintf("%d address", len(at))}
-		})
+		err := writeExposed(&out, status.Painter{}, "8080/tcp", "x", v)
 		if err != nil || !strings.Contains(out.String(), want) {
 			t.Errorf("%v\n%slacks %q", err, out.String(), want)
 		}

@@ -52,7 +52,6 @@ func newHost() *cobra.Command {
 				}
 				return err
 			}
-			d.Firewall = reportFirewall
 			d.Confine()
 			hup, stop := hangups()
 			defer stop()

@@ -7,14 +7,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -42,7 +39,7 @@ func PairHint(cfg *config.Host, g config.Guest) string {
 }
 
 // Facts collects what doctor judges about this host, of the host peer at the control
-// socket; by default at that of the configuration. What the firewall does is not in it.
+// socket; by default at that of the configuration.
 func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 	f := doctor.HostFacts{OS: runtime.GOOS, Version: version.String(), Now: time.Now()}
 	cfg, err := loadHost(configFile)
@@ -63,11 +60,6 @@ func Facts(ctx context.Context, configFile, control string) doctor.HostFacts {
 		f.HostError = err.Error()
 	} else {
 		describeList(&f, l)
-		settings := cfg.Settings()
-		if settingsErr == nil {
-			settings = running.Settings
-		}
-		f.Wide = wide(settings, l)
 		f.Names = nameListeners(ctx, client)
 	}
 	ranges, err := host.ReservedPorts(ctx)
@@ -153,33 +145,6 @@ func nameListeners(ctx context.Context, client *status.Client) (list []doctor.Na
 	}
 	for _, l := range r.Listeners {
 		list = append(list, doctor.NameListener{Protocol: l.Protocol, At: l.Address, Open: l.Open, Error: l.Error})
-	}
-	return list
-}
-
-// wide returns what is open wider than loopback: ports of guests, and listeners of the host
-// peer itself by its settings.
-func wide(settings []config.Setting, l status.List) (list []doctor.Wide) {
-	add := func(protocol port.Protocol, at netip.AddrPort, what string) {
-		w := doctor.Wide{Protocol: protocol, At: at, What: fmt.Sprintf("%d/%s%s at %s", at.Port(), protocol, what, at.Addr())}
-		if at.Addr().IsValid() && !at.Addr().Unmap().IsLoopback() && !slices.Contains(list, w) {
-			list = append(list, w)
-		}
-	}
-	for _, p := range l.Published().Publications {
-		for _, at := range p.HostAddresses {
-			add(p.Protocol, at, "")
-		}
-	}
-	flags := map[string]string{"listen": "--listen", "metricsAddr": "--metrics-addr", "names.http": "--names", "names.tls": "--names-tls"}
-	for _, s := range settings {
-		flag, listens := flags[s.Key]
-		if !listens {
-			continue
-		}
-		for address := range strings.SplitSeq(strings.TrimPrefix(s.Value, "wss://"), ",") {
-			add(port.TCP, listenAt(address), " ("+flag+")")
-		}
 	}
 	return list
 }

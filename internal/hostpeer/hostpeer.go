@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -32,7 +31,6 @@ import (
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/own"
-	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/run/exec"
@@ -44,9 +42,6 @@ import (
 
 // Daemon is the host peer.
 type Daemon struct {
-	// Firewall asks that of this system, for the page; nil if nobody can. Set it before Run.
-	Firewall status.Firewall
-
 	cfg     config.Host
 	log     *slog.Logger
 	host    *host.Host
@@ -61,14 +56,6 @@ type Daemon struct {
 	runs     *remote.Server            // nil if no guest may have programs run
 
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and reloaded are in effect
-}
-
-// askFirewall implements status.Firewall.
-func (d *Daemon) askFirewall(ctx context.Context, protocol port.Protocol, at []netip.AddrPort, lasts time.Duration) *status.FirewallReport {
-	if d.Firewall == nil {
-		return nil
-	}
-	return d.Firewall(ctx, protocol, at, lasts)
 }
 
 // checkRights refuses to run programs for guests with more rights than a user has, unless the
@@ -163,7 +150,6 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 			return d.host.SetLogLevel(ctx, guest, r.Level, r.Components, r.Lasts)
 		},
 		Peers: p.peers, Rules: d.rules.Load, Forwards: d.forwards, Demands: d.host.DemandReason, Settings: d.settings, ConfigFile: d.cfg.File(), Trace: tracer, Names: p.report,
-		Firewall: d.askFirewall,
 	})
 	return d, nil
 }

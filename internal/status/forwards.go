@@ -60,19 +60,6 @@ type ForwardChange struct {
 	// Always is, after a port was exposed, at which addresses they may reach it also without
 	// that: the configuration, or what the guest asks for, opens them.
 	Always []netip.AddrPort `json:"always,omitempty"`
-	// Firewall is, if the request asked for it, what the firewall of this system does with
-	// connections of other machines to these addresses.
-	Firewall *FirewallReport `json:"firewall,omitempty"`
-}
-
-// Firewall returns what the firewall of this system does with packets of other machines to
-// addresses that are open for a time; nil if it cannot be asked.
-type Firewall func(ctx context.Context, protocol port.Protocol, at []netip.AddrPort, lasts time.Duration) *FirewallReport
-
-// FirewallReport is what a firewall does.
-type FirewallReport struct {
-	Text    string `json:"text"`
-	Command string `json:"command,omitempty"` // lets connections in, or shows what decides
 }
 
 // listForwards serves GET /v1/forwards.
@@ -86,7 +73,7 @@ func (s *Server) listForwards(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(f)
 }
 
-// changeForwards serves POST /v1/forwards. The query "firewall" asks for its report.
+// changeForwards serves POST /v1/forwards.
 func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 	if why := onlyReads(r); why != "" {
 		text(w, http.StatusForbidden, why)
@@ -128,9 +115,6 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		ports, match := s.o.Provider.List().Publications, matchOf(q)
 		change.Open, change.Always = openTo(ports, match, localAddresses())
 		change.Until, change.End = s.exposures(ports, match)
-		if r.URL.Query().Has("firewall") {
-			change.Firewall = s.firewall(r.Context(), q, slices.Concat(change.Open, change.Always))
-		}
 	}
 	_ = json.NewEncoder(w).Encode(change)
 }
@@ -173,15 +157,6 @@ func forwardsOf(store *forwards.Store, ports []Publication, explain func(*Forwar
 		f.Rules = append(f.Rules, one)
 	}
 	return f, nil
-}
-
-// firewall returns what the firewall does with what a request opened at these addresses,
-// nil for none.
-func (s *Server) firewall(ctx context.Context, q forwards.Request, open []netip.AddrPort) *FirewallReport {
-	if s.o.Firewall == nil || len(open) == 0 {
-		return nil
-	}
-	return s.o.Firewall(ctx, q.Protocol, open, time.Duration(q.Seconds)*time.Second)
 }
 
 // awaitTime is how long a change may take to have its effect: an agent or host applies rules

@@ -52,8 +52,6 @@ type Options struct {
 	Rules func() *rules.Set
 	// Forwards changes the rules that are added at run time; nil leaves /v1/forwards out.
 	Forwards *forwards.Store
-	// Firewall asks that of this system; nil leaves its report out.
-	Firewall Firewall
 	// Demands returns why a port that a rule asks for by name is not there, of a guest on a
 	// host; "" if it is, or is being looked for. Nil knows nothing.
 	Demands func(guest string, d port.Demand) string

@@ -172,7 +172,7 @@ func TestPageActions(t *testing.T) {
 		p.eval(`document.querySelector('#detail select').value = '900'`)
 		p.act("Expose")
 		p.wait("it says where", `/8080\/tcp is open to other machines until .*: 192\.0\.2\.10:8080/.test(`+told+`)`, true)
-		p.wait("and what the firewall does", `/Firewall: /.test(`+told+`)`, true)
+		p.wait("and that a firewall may refuse", `/firewall of the host may still refuse others/.test(`+told+`)`, true)
 		red := fmt.Sprintf(rowOf+`?.querySelector('.host a')`, "8080")
 		p.wait("the address is in red", `getComputedStyle(`+red+`).color`, p.eval(`(() => {
 			const e = document.querySelector('#detail .failed'); return getComputedStyle(e).color; })()`))

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
-	"github.com/fairlead/fairlead/internal/port"
 )
 
 // HostFacts is what is judged about a host.
@@ -32,8 +31,6 @@ type HostFacts struct {
 	Failed      []Conflict // ports that could not be opened for another reason
 	Reserved    []string   // ranges that Windows reserves, such as "49152-49251"
 	Relay       *Relay     // of WSL; nil outside Windows
-	Firewall    string     // what that of this system does, in one line; empty if it was not read
-	Wide        []Wide     // what is open wider than loopback
 	Names       []NameListener
 }
 
@@ -43,18 +40,6 @@ type NameListener struct {
 	At       netip.AddrPort
 	Open     bool
 	Error    string // why it is not open, and what to do
-}
-
-// Wide is an address that other machines can reach, as far as the firewall lets them.
-type Wide struct {
-	What     string // "8080/tcp at 0.0.0.0"
-	Protocol port.Protocol
-	At       netip.AddrPort
-
-	// What the firewall does.
-	Text    string
-	Command string // lets connections in, or shows what decides; empty if none is needed
-	Refused bool   // surely
 }
 
 // Guest is one guest of the host.
@@ -91,7 +76,6 @@ func EvaluateHost(f HostFacts) Report {
 		j.names(l)
 	}
 	j.unpublished(f.Unpublished, "fairlead ls -a")
-	j.firewall(f)
 	if f.Relay != nil {
 		j.relay(*f.Relay)
 	}
@@ -186,56 +170,6 @@ func (j *judge) names(l NameListener) {
 	}
 	j.add("names", "listen", Failing, what+" are not served", l.Error)
 }
-
-// firewall judges what the firewall does with what is open wider than loopback. That a port
-// is refused is a warning, as it may be meant; what is not known is none.
-func (j *judge) firewall(f HostFacts) {
-	if f.Firewall == "" {
-		return
-	}
-	if len(f.Wide) == 0 {
-		j.add("firewall", "input", OK, "nothing is open wider than loopback; "+f.Firewall, "")
-		return
-	}
-	var texts []string // of those that are not refused
-	reached := make(map[string][]string)
-	refused := 0
-	for _, w := range f.Wide {
-		if w.Refused {
-			if refused++; refused <= maxNamed {
-				j.add("firewall", "input", Warning, w.What+" is open to other machines, but "+w.Text, w.Command)
-			}
-			continue
-		}
-		text := w.Text
-		if w.Command != "" {
-			text += ": `" + w.Command + "`"
-		}
-		if reached[text] == nil {
-			texts = append(texts, text)
-		}
-		reached[text] = append(reached[text], w.What)
-	}
-	if n := refused - maxNamed; n > 0 {
-		are := "are"
-		if n == 1 {
-			are = "is"
-		}
-		j.add("firewall", "input", Warning, fmt.Sprintf("%d more %s open to other machines, but refused", n, are),
-			"let in those that are meant to be reached, as those above")
-	}
-	for _, text := range texts {
-		list := reached[text]
-		what := strings.Join(list[:min(len(list), maxNamed)], ", ")
-		if n := len(list) - maxNamed; n > 0 {
-			what += fmt.Sprintf(" and %d more", n)
-		}
-		j.add("firewall", "input", OK, "open to other machines: "+what+"; "+text, "")
-	}
-}
-
-// maxNamed is how many addresses one check names, and how many that are refused get their own.
-const maxNamed = 5
 
 const relayRemedy = "put `[wsl2]` and `localhostForwarding=false` into %UserProfile%\\.wslconfig, then run `wsl --shutdown`"
 

@@ -3,7 +3,6 @@
 package doctor
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 )
@@ -14,7 +13,6 @@ func healthyHost() HostFacts {
 		Config: Config{File: "host.yaml", TokenFile: "token"},
 		Guests: []Guest{{Endpoint: "hvsock://wsl:1023", Name: "vm", Version: "v1.2.0", Connected: true}},
 		Relay:  &Relay{File: ".wslconfig"}, Reserved: []string{"49152-49251"},
-		Firewall: "Windows Defender Firewall is on",
 	}
 }
 
@@ -74,18 +72,6 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"ports of the guest that it does not publish", func(f *HostFacts) {
 			f.Unpublished = map[string]int{"denied by rule 1 (no-debug)": 2, "bound, not listening": 3, "a": 1, "b": 1, "c": 1}
 		}, OK, "ports unpublished", "8 ports not published: 3 bound, not listening, 2 denied by rule 1 (no-debug), 1 a, 2 for other reasons; `fairlead ls -a` lists them", ""},
-		{"nothing is wide", func(*HostFacts) {}, OK, "firewall input", "nothing is open wider than loopback; Windows Defender Firewall is on", ""},
-		{"refused by the firewall", func(f *HostFacts) {
-			f.Wide = []Wide{{What: "80/tcp at 0.0.0.0", Text: "the firewall lets them in (chain x)", Command: "", Refused: false}, {What: "81/tcp at 0.0.0.0", Text: "the firewall refuses them (chain x)", Command: "sudo ufw allow 81/tcp", Refused: true}}
-		}, Warning, "firewall input", "81/tcp at 0.0.0.0 is open to other machines, but the firewall refuses them (chain x)", "sudo ufw allow 81/tcp"},
-		{"let in by the firewall", func(f *HostFacts) {
-			for i := range 7 {
-				f.Wide = append(f.Wide, Wide{What: fmt.Sprintf("%d/tcp at ::", i+80), Text: "the firewall lets them in (chain x)"})
-			}
-		}, OK, "firewall input", "open to other machines: 80/tcp at ::, 81/tcp at ::, 82/tcp at ::, 83/tcp at ::, 84/tcp at :: and 2 more; the firewall lets them in (chain x)", ""},
-		{"firewall that cannot be read", func(f *HostFacts) {
-			f.Wide = []Wide{{What: "80/tcp at 0.0.0.0", Text: "the rules of the firewall can be read by root only", Command: "sudo nft list ruleset", Refused: false}}
-		}, OK, "firewall input", "80/tcp at 0.0.0.0; the rules of the firewall can be read by root only: `sudo nft list ruleset`", ""},
 		{"relay on", func(f *HostFacts) { f.Relay.Forward = true }, Warning, "wsl relay", ".wslconfig", "wsl --shutdown"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -105,37 +91,6 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 			}
 			t.Errorf("no check %q that is %s in %+v", tt.check, tt.want, r.Checks)
 		})
-	}
-}
-
-// A firewall that refuses all of many ports does not hide what else doctor says.
-func TestFewRefusedPortsAreNamed(t *testing.T) {
-	for refused, more := range map[int]string{maxNamed: "", maxNamed + 1: "1 more is ", 400: "395 more are "} {
-		f := healthyHost()
-		for i := range refused {
-			f.Wide = append(f.Wide, Wide{What: fmt.Sprintf("%d/tcp at ::", i+80), Text: "the firewall refuses them (chain x)", Command: fmt.Sprintf("sudo ufw allow %d/tcp", i+80), Refused: true})
-		}
-		var got []Check
-		for _, c := range EvaluateHost(f).Checks {
-			if c.Area == "firewall" {
-				got = append(got, c)
-			}
-		}
-		want := maxNamed
-		if more != "" {
-			want++
-		}
-		if len(got) != want {
-			t.Fatalf("%d refused: %d checks, want %d: %+v", refused, len(got), want, got)
-		}
-		for i, c := range got[:maxNamed] {
-			if !strings.HasPrefix(c.Detail, f.Wide[i].What) || c.Remedy != f.Wide[i].Command || c.State != Warning {
-				t.Errorf("%d refused: check %d: %+v", refused, i, c)
-			}
-		}
-		if last := got[len(got)-1]; more != "" && (!strings.HasPrefix(last.Detail, more) || last.State != Warning || last.Remedy == "") {
-			t.Errorf("%d refused: the last check is %+v, want %q", refused, last, more)
-		}
 	}
 }
 

@@ -36,7 +36,7 @@ async function post(request) {
   let response;
   let change;
   try {
-    response = await ask('/v1/forwards?firewall', {
+    response = await ask('/v1/forwards', {
       method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(request),
     });
     if (!response.ok) return { error: clean((await response.text()).trim()) || `refused with status ${response.status}` };
@@ -87,9 +87,10 @@ function exposed({ port, protocol }, change) {
     const why = [r.reason || 'a rule of the configuration, or bind, keeps it on the loopback', r.note].filter(Boolean).map(clean).join('; ');
     lines.push(`${port}/${protocol} is not open to other machines: ${why}. If that changes, it is, until ${until}.`);
   }
-  if (r.note && open.length + always.length > 0) lines.push(clean(r.note));
-  if (change.firewall) lines.push(`Firewall: ${clean(change.firewall.text)}`);
-  if (change.firewall?.command) lines.push(clean(change.firewall.command));
+  if (open.length + always.length > 0) {
+    if (r.note) lines.push(clean(r.note));
+    lines.push('A firewall of the host may still refuse others.');
+  }
   return lines;
 }
 
