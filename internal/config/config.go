@@ -110,7 +110,6 @@ type Host struct {
 	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
 	Run     HostRun
 	LogFile string // where the log goes; empty for standard error
-	Notify  bool   // show notifications of ports on the desktop
 	Limits  Limits
 	Names   Names
 }
@@ -337,8 +336,6 @@ func (c *Host) fields() []field {
 			"how long ports stay open after the guest disconnects"),
 		one("logFile", "log-file", "file", &c.LogFile, filePath(true), str,
 			"file to append the log to, instead of standard error"),
-		one("notify", "notify", boolKind, &c.Notify, truth, strconv.FormatBool,
-			"show a notification on the desktop when ports open or are in use on the host; many at once give one"),
 		one("limits.listeners", "max-listeners", "n", &c.Limits.Listeners, whole[int](1, 1<<16), number,
 			"maximum of open ports").atLeast(1),
 		one("limits.flows", "max-flows", "n", &c.Limits.Flows, whole[int](1, 1<<20), number,

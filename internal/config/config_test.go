@@ -90,7 +90,6 @@ func hostSamples() []sample {
 		{"connect", "dev=vsock://3:700", "dev=vsock://3:700"},
 		{"bind", "192.168.1.5", "192.168.1.5"},
 		{"grace", "0", "0s"},
-		{"notify", "yes", "true"},
 		{"logFile", "/var/log/f", "/var/log/f"},
 		{"limits.listeners", "10", "10"},
 		{"limits.flows", "11", "11"},

@@ -47,7 +47,6 @@ type Daemon struct {
 	host    *host.Host
 	sockets *own.Sockets
 	server  *status.Server
-	ports   provider
 	wss     *wss.Server // nil if no agent may dial
 
 	forwards *forwards.Store
@@ -137,7 +136,6 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	})
 	d.names = d.router()
 	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names, d.forwards}
-	d.ports = p
 	var page status.PageTokens
 	if cfg.WebAddr != "" {
 		page = status.LoadPageTokens(log, cfg.LinkToken)
@@ -386,12 +384,6 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		d.releaseMemory(ctx)
 		return nil
 	})
-	if d.cfg.Notify {
-		g.Go(func() error {
-			d.notify(ctx)
-			return nil
-		})
-	}
 	g.Go(func() error {
 		d.forwards.Run(ctx)
 		return nil

@@ -12,10 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
-
-	"github.com/fairlead/fairlead/test/kit/enginetest"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // command writes a script that others run, and returns its path.
@@ -89,58 +85,5 @@ func TestWatchRunsACommand(t *testing.T) {
 	ran(`"type":"removed"`)
 	if code := watch.Stop(syscall.SIGINT); code != 0 && code != 130 {
 		t.Errorf("exit %d: %s", code, watch.Output())
-	}
-}
-
-// With --notify the desktop shows what opens and what another program has, and nothing that a
-// guest has when it connects. The name of a guest's container is text there, whatever it is;
-// many changes give one notification.
-func TestNotifications(t *testing.T) {
-	r := newRig(t)
-	shown := filepath.Join(r.dir, "shown")
-	send := command(t, "notify-send", `printf '%s|' "$@" >> `+shown+"\necho >> "+shown+"\n")
-	t.Setenv("PATH", filepath.Dir(send)+":"+os.Getenv("PATH"))
-	r.hostFlags = []string{"--notify"}
-	const id = "4f1e3c0a9b7d2c6e8f5a1b3d7c9e0f2a4b6c8d0e1f3a5b7c9d1e3f5a7b9c0d2e"
-	hostile := "<b>$(touch x)`touch y`\\\\n"
-	r.agentFlags = []string{"--source", "socket,docker", "--docker-host", enginetest.Docker(t, fmt.Sprintf(`{"Id":%q,"Name":"/%s","Names":["/%[2]s"],
-		"State":{"Status":"running","Running":true},"Config":{},"HostConfig":{},
-		"NetworkSettings":{"Networks":{},"Ports":{"80/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}]}}}`, id, hostile))}
-	taken := r.outside.listen(t, "tcp4", "127.0.0.1:8080")
-	r.outside.listen(t, "tcp4", "127.0.0.1:8081")
-	for _, at := range []string{"0.0.0.0:8080", "127.0.0.1:8082", "127.0.0.1:8083"} {
-		r.guest.listen(t, "tcp4", at)
-	}
-	r.start()
-	for at, state := range map[string]string{"0.0.0.0:8080": "conflict", "127.0.0.1:8082": "active", "127.0.0.1:8083": "active"} {
-		r.wantState("tcp "+at, state)
-	}
-	_ = taken.Close()
-	r.guest.listen(t, "tcp4", "127.0.0.1:8081")
-	r.wantState("tcp 127.0.0.1:8081", "conflict")
-	wants := func(what string, texts ...string) {
-		t.Helper()
-		wait.Within(t, time.Minute, what, func() error { // there are 10 s between two
-			b, err := os.ReadFile(shown)
-			for _, text := range texts {
-				if err == nil && !strings.Contains(string(b), text) {
-					err = fmt.Errorf("%s", b)
-				}
-			}
-			return err
-		})
-	}
-	wants("both are shown", "--app-name=fairlead|--|fairlead: ", "8080/tcp of ‹b›$(touch x)`touch y`＼n", "8081/tcp of ", "127.0.0.1:8081 is in use")
-	for n := range 20 {
-		r.guest.listen(t, "tcp4", fmt.Sprintf("127.0.0.1:%d", 9000+n))
-	}
-	wants("the burst is shown as one", "20 ports opened", "and 16 more: fairlead ls")
-	if b, _ := os.ReadFile(shown); strings.Contains(string(b), "8082") || strings.Contains(string(b), "8083") {
-		t.Errorf("what the guest had at first is shown: %s", b)
-	}
-	for _, name := range []string{"x", "y"} {
-		if _, err := os.Stat(name); err == nil {
-			t.Errorf("a shell made %s", name)
-		}
 	}
 }
