@@ -19,7 +19,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead/fairlead/internal/ages"
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
@@ -443,7 +442,6 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	a.recallAges(ctx, g)
 	if a.cfg.MetricsAddr != "" {
 		l, err := a.sockets.Listen(ctx, "tcp", a.cfg.MetricsAddr)
 		if err != nil {
@@ -516,23 +514,6 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return err
 	}
 	return nil
-}
-
-// recallAges has ports keep the ages that the previous agent knew, and saves them for the
-// next one.
-func (a *Agent) recallAges(ctx context.Context, g *errgroup.Group) {
-	file := ages.Beside(a.cfg.Control)
-	earlier, err := file.Load()
-	if err != nil {
-		a.log.Warn("the ages of ports begin anew", "err", err)
-	}
-	a.registry.Recall(earlier)
-	g.Go(func() error {
-		if a.awaitKernel(ctx); ctx.Err() == nil {
-			file.Keep(ctx, a.registry.Publications(), a.log)
-		}
-		return nil
-	})
 }
 
 // reloaded are the settings that can change while running, besides the rules and who may ask

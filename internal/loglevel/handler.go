@@ -15,7 +15,7 @@ import (
 // sink belongs to that one, too.
 func Components() []string {
 	return []string{
-		"agent", "ages", "auto", "containerd", "demand", "docker", "dropin", "engine", "forward", "forwards", "gvproxy", "host",
+		"agent", "auto", "containerd", "demand", "docker", "dropin", "engine", "forward", "forwards", "gvproxy", "host",
 		"hostlink", "hostpeer", "inventory", "kube", "link", "listener", "loglevel", "names", "nat", "netwatch", "observer",
 		"own", "peer", "podman", "publish", "reconcile", "registry", "run", "socket", "status", "users", "vtunnel",
 	}

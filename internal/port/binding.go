@@ -221,11 +221,6 @@ type Binding struct {
 	// servers. 0 means that it is not known well enough to be the same as another.
 	Rule uint64
 
-	// Handle is the kernel's of the NAT rule, which no later rule of its table has; 0 if it
-	// is not known. While the rule is replaced by an equal one it may be that of an earlier
-	// one.
-	Handle uint64
-
 	// Dial lists where the guest itself reaches the port, best first. Empty
 	// means that nothing is known to serve it.
 	Dial []netip.AddrPort
@@ -265,7 +260,6 @@ type OriginInfo struct {
 	Inner    bool   // see Binding
 	Maker    Maker  // see Binding
 	Doubt    string // see Binding
-	Handle   uint64 // see Binding; it does not count for Equal
 	Program  string // the name of the process that owns a socket, "" if it is not known
 	Since    time.Time
 	Dial     []netip.AddrPort
@@ -381,7 +375,7 @@ type Publication struct {
 	Origins      []OriginInfo     // sorted by source and id, at least one
 	Dial         []netip.AddrPort // candidates in order, without repetition
 	Decision     Decision
-	Since        time.Time // when its first origin was seen, by this agent or an earlier one
+	Since        time.Time // when its first origin was seen
 	Observed     int64     // see Binding; of the latest event that changed this publication
 
 	// Rule identifies the NAT rule that opens the port, by a hash of where it

@@ -18,9 +18,8 @@ type slots func(port.Slot) []member
 type merged struct {
 	port.Publication
 
-	doubt    doubt
-	known    precedence // how well the owner is known
-	recalled bool       // the age is what an earlier agent knew
+	doubt doubt
+	known precedence // how well the owner is known
 }
 
 // compile merges the bindings of one slot into its publications, without
@@ -280,7 +279,7 @@ func publication(ms, slot, nat []member, all slots) merged {
 		b := m.binding
 		p.Origins = append(p.Origins, port.OriginInfo{
 			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheldIn(slot), Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
-			Handle: b.Handle, Program: program(b), Since: m.since(), Dial: b.Dial,
+			Program: program(b), Since: b.Since, Dial: b.Dial,
 		})
 	}
 	for _, m := range lend {
@@ -395,7 +394,7 @@ func mergeFamilies(pubs []merged) []merged {
 	for _, o := range v4.Others {
 		v6.Others = appendOther(v6.Others, v6.Owner, o)
 	}
-	v6.addAge(v4.Since, v4.SinceAtLeast, v4.recalled)
+	v6.addAge(v4.Since, v4.SinceAtLeast)
 	v6.Origins = append(slices.Clone(v4.Origins), v6.Origins...)
 	v6.Dial = appendNew(slices.Clone(v4.Dial), v6.Dial)
 	return slices.Delete(pubs, i4, i4+1)

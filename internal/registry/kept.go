@@ -21,7 +21,6 @@ type kept struct {
 	Origin    port.Origin
 	Withheld  port.Reason
 	Rule      uint64
-	Handle    uint64
 	Dial      []netip.AddrPort
 	Doubt     string
 	Owner     *port.Owner
@@ -37,7 +36,7 @@ func (s *source) keep(b *port.Binding) *kept {
 	s.last.hints = shared(s.last.hints, b.Hints, port.Hints.Equal)
 	return &kept{
 		Key: b.Key, DualStack: b.DualStack, Inner: b.Inner, Searching: b.Searching, Maker: b.Maker,
-		Origin: port.Origin{Source: s.name, ID: b.Origin.ID}, Withheld: b.Withheld, Rule: b.Rule, Handle: b.Handle,
+		Origin: port.Origin{Source: s.name, ID: b.Origin.ID}, Withheld: b.Withheld, Rule: b.Rule,
 		Dial: b.Dial, Doubt: b.Doubt, Owner: s.last.owner, Hints: s.last.hints, Detail: b.Detail, Since: b.Since,
 	}
 }
@@ -50,7 +49,7 @@ func shared[T any](last *T, v T, equal func(a, b T) bool) *T {
 	return new(v)
 }
 
-// same reports whether a source repeats a binding. Handle does not count.
+// same reports whether a source repeats a binding.
 func (k *kept) same(b *port.Binding) bool {
 	return k.Key == b.Key && k.Origin.ID == b.Origin.ID && k.DualStack == b.DualStack &&
 		k.Withheld == b.Withheld && k.Inner == b.Inner && k.Maker == b.Maker && k.Doubt == b.Doubt && k.Rule == b.Rule &&

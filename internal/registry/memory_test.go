@@ -81,7 +81,7 @@ func BenchmarkMemory(b *testing.B) {
 		{"Processes", func(i int) port.Binding { return in(binding(fmt.Sprint(i), number(i), i), uint64(9+i%10)) }},
 		{"Rules", func(i int) port.Binding {
 			b := nat(fmt.Sprint(i), number(i), fmt.Sprintf("10.0.%d.%d:80", i>>8, i&255))
-			b.Maker, b.Handle = port.MakerDocker, uint64(i)
+			b.Maker = port.MakerDocker
 			return b
 		}},
 	} {

@@ -54,14 +54,13 @@ type Registry struct {
 	// provisional has the slots of what may serve a container and appeared while an
 	// engine was not live: its facts and claims may be old.
 	provisional map[port.Slot]struct{}
-	peak        compact.Peak                        // of slots
-	shrunk      schedule.Signal                     // may be nil
-	busy        schedule.Signal                     // may be nil
-	complaints  map[string]struct{}                 // about labels, that were logged
-	earlier     map[port.Origin][]*port.Publication // see Recall; nil once all sources are complete
-	holders     Holders                             // nil if no user's engine is asked
-	signs       map[uint32]schedule.Signal          // see PodmanSigns, by user
-	work        int                                 // slots that were merged since busy was notified
+	peak        compact.Peak               // of slots
+	shrunk      schedule.Signal            // may be nil
+	busy        schedule.Signal            // may be nil
+	complaints  map[string]struct{}        // about labels, that were logged
+	holders     Holders                    // nil if no user's engine is asked
+	signs       map[uint32]schedule.Signal // see PodmanSigns, by user
+	work        int                        // slots that were merged since busy was notified
 
 	ready   chan struct{} // closed when every source has reported a complete set
 	pending int           // sources that have not
@@ -183,7 +182,6 @@ type member struct {
 	source      *source
 	binding     *kept
 	attribution *attribution
-	recalled    *recalled // nil if no earlier agent knew the port
 	// lost is when the port lost the owner that an engine named, and this binding kept it;
 	// zero after the wait for another owner.
 	lost time.Time
@@ -197,13 +195,13 @@ func (r *Registry) insert(src *source, b *kept, observed int64, replaced member)
 	m.provisional = !live && b.Owner.Kind < port.OwnerService &&
 		(len(b.Hints.Targets) > 0 || m.attribution != nil && m.attribution.container || relayed(b))
 	if o := replaced.binding; o != nil && o.Key == b.Key {
-		m.found, m.recalled = replaced.found, replaced.recalled
+		m.found = replaced.found
 		if o.Hints.Equal(*b.Hints) {
 			m.provisional, m.lost = replaced.provisional, replaced.lost
 		}
 	}
 	if replaced.binding == nil && !src.complete && observed == 0 {
-		m.found, m.recalled = true, r.recall(b)
+		m.found = true
 	}
 	if m.provisional {
 		r.provisional[s] = struct{}{}
@@ -396,7 +394,7 @@ func (r *Registry) mergeSlot(tx *table.Tx[port.Key, port.Publication], t touched
 	for i := range pubs {
 		p := &pubs[i].Publication
 		old := at(had, p.Key)
-		if old != nil && !(pubs[i].recalled && p.Since.Before(old.Since)) {
+		if old != nil {
 			p.Since, p.SinceAtLeast = old.Since, old.SinceAtLeast
 		}
 		p.Observed = t.observed

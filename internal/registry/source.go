@@ -85,7 +85,6 @@ func (s *source) Replace(set []port.Binding) {
 	}
 	s.complete = true
 	if s.r.pending--; s.r.pending == 0 {
-		s.r.earlier = nil // nothing is found by a first dump any more
 		close(s.r.ready)
 	}
 }

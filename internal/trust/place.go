@@ -4,7 +4,6 @@ package trust
 
 import (
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 )
@@ -13,26 +12,13 @@ import (
 // that no reader sees half of it, nor does a machine that lost its power. The new name is
 // given by name: os.Rename replaces what is there, os.Link does not. Under its own name f
 // is gone afterwards.
-func Place(f *os.File, b []byte, path string, name func(from, to string) error) error {
-	return place(f, whole(b), path, name)
-}
-
-// whole returns a function that writes b.
-func whole(b []byte) func(io.Writer) error {
-	return func(w io.Writer) error {
-		_, err := w.Write(b)
-		return err
-	}
-}
-
-func place(f *os.File, write func(io.Writer) error, path string, name func(from, to string) error) (err error) {
+func Place(f *os.File, b []byte, path string, name func(from, to string) error) (err error) {
 	defer func() {
 		if rerr := os.Remove(f.Name()); !errors.Is(rerr, fs.ErrNotExist) {
 			err = errors.Join(err, rerr)
 		}
 	}()
-	err = write(f)
-	if err == nil {
+	if _, err = f.Write(b); err == nil {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -44,10 +30,7 @@ func place(f *os.File, write func(io.Writer) error, path string, name func(from,
 // WriteFile replaces a file, atomically, by one that only the process's user can read (on Windows, who can read the directory). A
 // file that a killed process left unfinished is removed. It must be in a directory that
 // only we write to, and have one writer at a time.
-func WriteFile(path string, b []byte) error { return StreamFile(path, whole(b)) }
-
-// StreamFile is WriteFile of what write writes. If that returns an error, the old file stays.
-func StreamFile(path string, write func(io.Writer) error) error {
+func WriteFile(path string, b []byte) error {
 	unfinished := path + ".new"
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -56,5 +39,5 @@ func StreamFile(path string, write func(io.Writer) error) error {
 	if err != nil {
 		return err
 	}
-	return place(f, write, path, os.Rename)
+	return Place(f, b, path, os.Rename)
 }

@@ -9,7 +9,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -120,19 +119,19 @@ func TestGroupOfAdministrators(t *testing.T) {
 }
 
 // A file that is not written to its end leaves the old one, and nothing else.
-func TestStreamFileThatFails(t *testing.T) {
+func TestPlaceThatFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
 	if err := WriteFile(path, []byte("old")); err != nil {
 		t.Fatal(err)
 	}
-	broken := errors.New("no more")
-	err := StreamFile(path, func(w io.Writer) error {
-		_, err := w.Write([]byte("half"))
-		return errors.Join(err, broken)
-	})
-	if !errors.Is(err, broken) {
-		t.Errorf("%v, want %v", err, broken)
+	f, err := os.Create(path + ".new")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close() // it can no longer be written
+	if err := Place(f, []byte("half"), path, os.Rename); err == nil {
+		t.Error("no error")
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "old" {
 		t.Errorf("%q, %v; want the old file", b, err)

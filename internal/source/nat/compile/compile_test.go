@@ -168,7 +168,7 @@ func cloneTable(t *ruleset.Table) *ruleset.Table {
 }
 
 // After any change a compiler has the bindings that a fresh one has, and the
-// changes that it returned add up to all that its own have, but for handles.
+// changes that it returned add up to all that its own have.
 func TestIncrementalEqualsFresh(t *testing.T) {
 	for seed := range uint64(150) {
 		g := &generator{r: rand.New(rand.NewPCG(seed, 7))}
@@ -200,7 +200,7 @@ func TestIncrementalEqualsFresh(t *testing.T) {
 			for _, b := range c.Bindings() {
 				published[b.Origin.ID] = b
 			}
-			if d := cmp.Diff(published, fed, cmpopts.IgnoreFields(port.Binding{}, "Handle"), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, port.Reason{})); d != "" {
+			if d := cmp.Diff(published, fed, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, port.Reason{})); d != "" {
 				t.Fatalf("seed %d step %d (-published +followed):\n%s", seed, step, d)
 			}
 			wantBad, _ := want.Problems(100)

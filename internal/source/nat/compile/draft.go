@@ -339,7 +339,6 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 			Withheld: d.withheld,
 			Inner:    d.free && !d.external,
 			Maker:    d.first.rule.maker(),
-			Handle:   d.first.rule.handle,
 			Detail:   port.LazyDetail(d.first.detail()),
 		}
 		b.Hints.Targets = c.served(d.targets)

@@ -19,7 +19,6 @@ type published struct {
 	inner    bool
 	maker    port.Maker
 	rule     uint64
-	handle   uint64
 	dial     []netip.AddrPort
 	doubt    string
 	targets  []netip.AddrPort
@@ -32,7 +31,7 @@ func keep(bs []port.Binding) []published {
 	for i := range bs {
 		b := &bs[i]
 		out[i] = published{
-			origin: b.Origin.ID, address: b.Address, withheld: b.Withheld, inner: b.Inner, rule: b.Rule, maker: b.Maker, handle: b.Handle,
+			origin: b.Origin.ID, address: b.Address, withheld: b.Withheld, inner: b.Inner, rule: b.Rule, maker: b.Maker,
 			dial: b.Dial, doubt: b.Doubt, targets: b.Hints.Targets, detail: b.Detail,
 		}
 	}
@@ -43,7 +42,7 @@ func keep(bs []port.Binding) []published {
 func (p *published) binding(s port.Slot) port.Binding {
 	return port.Binding{
 		Key:    port.Key{Protocol: s.Protocol, Address: p.address, Port: s.Port},
-		Origin: port.Origin{Source: port.SourceNAT, ID: p.origin}, Withheld: p.withheld, Inner: p.inner, Rule: p.rule, Maker: p.maker, Handle: p.handle,
+		Origin: port.Origin{Source: port.SourceNAT, ID: p.origin}, Withheld: p.withheld, Inner: p.inner, Rule: p.rule, Maker: p.maker,
 		Dial: p.dial, Doubt: p.doubt, Hints: port.Hints{Targets: p.targets}, Detail: p.detail,
 	}
 }
