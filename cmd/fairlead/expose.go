@@ -91,7 +91,7 @@ func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.Fo
 	const form = "2006-01-02 15:04:05 UTC"
 	until := r.Until.Format(form)
 	openUntil := until
-	if !v.Until.IsZero() { // an older host does not say it; another rule may expose it for longer
+	if !v.Until.IsZero() { // another rule may expose it for longer
 		openUntil = v.Until.UTC().Format(form)
 	}
 	var lines []string
@@ -121,12 +121,7 @@ func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.Fo
 		look := cmp.Or(showsFirewall[runtime.GOOS], "sudo nft list ruleset")
 		lines = append(lines, fmt.Sprintf("A firewall of this system may still refuse others: `%s` shows its rules.", look))
 	}
-	switch {
-	case len(v.Open) > 0 && v.End == "" && !v.Until.IsZero():
-		lines = append(lines, fmt.Sprintf("`%s` ends it before, but for what a rule opens that was written by hand.", end))
-	case len(v.Open) > 0 || len(v.Always) == 0:
-		lines = append(lines, fmt.Sprintf("`%s` ends it before.", status.Quote(cmp.Or(v.End, end))))
-	}
+	lines = append(lines, fmt.Sprintf("`%s` undoes this.", end))
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err
 }

@@ -20,11 +20,11 @@ func TestWriteExposed(t *testing.T) {
 	const (
 		until  = "8080/tcp is open to other machines until 2026-11-21 12:00:00 UTC:\n  192.0.2.10:8080\n"
 		always = "8080/tcp is open to other machines without an end, by the configuration or because the agent asks for it:\n  192.0.2.10:8080\n"
-		end    = "`fairlead expose 8080/tcp --end` ends it before.\n"
+		end    = "`fairlead expose 8080/tcp --end` undoes this.\n"
 	)
 	for want, v := range map[string]status.ForwardChange{
 		until + firewall + end:          {Open: lan},
-		always + firewall:               {Always: lan},
+		always + firewall + end:         {Always: lan},
 		always + until + firewall + end: {Open: lan, Always: lan},
 		"8080/tcp is not open to other machines: taken. If that changes, it is, until 2026-11-21 12:00:00 UTC.\n" + end: {},
 	} {
@@ -38,33 +38,27 @@ func TestWriteExposed(t *testing.T) {
 	}
 }
 
-// What another rule exposes for longer is said to end then, by all commands that it takes.
+// What another rule exposes for longer is said to end then.
 func TestWriteExposedByOthersToo(t *testing.T) {
 	at := func(hour int) time.Time { return time.Date(2026, 11, 21, hour, 0, 0, 0, time.UTC) }
-	const open = "8080/tcp is open to other machines until 2026-11-21 14:00:00 UTC:\n  192.0.2.10:8080\n" + firewall
-	for end, want := range map[string]string{
-		"one; other": open + "`one; other` ends it before.\n",
-		"":           open + "`mine` ends it before, but for what a rule opens that was written by hand.\n",
-	} {
-		v := status.ForwardChange{
-			Result:   forwards.Result{Added: []string{"expose 8080/tcp"}},
-			Forwards: status.Forwards{Rules: []status.ForwardRule{{Name: "expose 8080/tcp", Until: at(12)}}},
-			Open:     []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:8080")}, Until: at(14), End: end,
-		}
-		var out strings.Builder
-		err := writeExposed(&out, status.Painter{}, "8080/tcp", "mine", v)
-		if err != nil || out.String() != want {
-			t.Errorf("%v\n%swant\n%s", err, out.String(), want)
-		}
+	const want = "8080/tcp is open to other machines until 2026-11-21 14:00:00 UTC:\n  192.0.2.10:8080\n" + firewall + "`mine` undoes this.\n"
+	v := status.ForwardChange{
+		Result:   forwards.Result{Added: []string{"expose 8080/tcp"}},
+		Forwards: status.Forwards{Rules: []status.ForwardRule{{Name: "expose 8080/tcp", Until: at(12)}}},
+		Open:     []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:8080")}, Until: at(14),
+	}
+	var out strings.Builder
+	if err := writeExposed(&out, status.Painter{}, "8080/tcp", "mine", v); err != nil || out.String() != want {
+		t.Errorf("%v\n%swant\n%s", err, out.String(), want)
 	}
 }
 
 // What of an exposure remains closed is told beside what is open, and else beside why not.
 func TestWriteExposedNotes(t *testing.T) {
-	r := status.ForwardRule{Name: "expose 8080/tcp", Reason: "denied by rule 1", Note: "the guest does not publish it"}
+	r := status.ForwardRule{Name: "expose 8080/tcp", Reason: "denied by rule 1", Note: "a note"}
 	for want, open := range map[string][]netip.AddrPort{
-		"not open to other machines: denied by rule 1; the guest does not publish it. If": nil,
-		":\n  192.0.2.10:8080\nthe guest does not publish it\n" + firewall:                {netip.MustParseAddrPort("192.0.2.10:8080")},
+		"not open to other machines: denied by rule 1; a note. If": nil,
+		":\n  192.0.2.10:8080\na note\n" + firewall:                {netip.MustParseAddrPort("192.0.2.10:8080")},
 	} {
 		v := status.ForwardChange{Result: forwards.Result{Added: []string{r.Name}}, Forwards: status.Forwards{Rules: []status.ForwardRule{r}}, Open: open}
 		var out strings.Builder

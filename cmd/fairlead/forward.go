@@ -224,9 +224,6 @@ func writeChange(w io.Writer, v status.ForwardChange) error {
 	if len(lines) == 0 {
 		lines = append(lines, "Nothing to change.")
 	}
-	if v.Note != "" {
-		lines = append(lines, status.Quote(v.Note))
-	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err
 }

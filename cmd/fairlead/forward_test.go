@@ -15,11 +15,11 @@ import (
 func TestWriteChange(t *testing.T) {
 	for want, r := range map[string]status.ForwardRule{
 		"Added: x\n": {Action: "allow", State: "active", Reason: "instead of host port 1"},
-		"Added: x (pending: it is being opened)\n":   {Action: "allow", State: "pending"},
-		"Added: x (conflict: taken)\n":               {Action: "allow", State: "conflict", Reason: "taken"},
-		"Added: x (denied by rule 1; elsewhere)\n":   {Action: "allow", State: "denied", Reason: "denied by rule 1", Note: "elsewhere"},
-		"Added: x (1 of 2 ports remain closed: y)\n": {Action: "allow", State: "active", Note: "1 of 2 ports remain closed: y"},
-		"Added: x (closes nothing now: y)\n":         {Action: "deny", State: "denied", Reason: "closes nothing now: y"},
+		"Added: x (pending: it is being opened)\n": {Action: "allow", State: "pending"},
+		"Added: x (conflict: taken)\n":             {Action: "allow", State: "conflict", Reason: "taken"},
+		"Added: x (denied by rule 1; elsewhere)\n": {Action: "allow", State: "denied", Reason: "denied by rule 1", Note: "elsewhere"},
+		"Added: x (narrower)\n":                    {Action: "allow", State: "active", Note: "narrower"},
+		"Added: x (closes nothing now)\n":          {Action: "deny", State: "denied", Reason: "closes nothing now"},
 	} {
 		r.Name = "x"
 		v := status.ForwardChange{Result: forwards.Result{Added: []string{"x"}}, Forwards: status.Forwards{Rules: []status.ForwardRule{{Name: "y", Action: "deny", Reason: "not it"}, r}}}
@@ -29,9 +29,8 @@ func TestWriteChange(t *testing.T) {
 		}
 	}
 	for want, v := range map[string]status.ForwardChange{
-		"Nothing to change.\n":            {},
-		"Nothing to change.\nstays\n":     {Note: "stays"},
-		"Removed: deny 8080/tcp\nstays\n": {Result: forwards.Result{Removed: []string{"deny 8080/tcp"}}, Note: "stays"},
+		"Nothing to change.\n":     {},
+		"Removed: deny 8080/tcp\n": {Result: forwards.Result{Removed: []string{"deny 8080/tcp"}}},
 	} {
 		var out strings.Builder
 		if err := writeChange(&out, v); err != nil || out.String() != want {

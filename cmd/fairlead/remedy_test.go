@@ -92,26 +92,18 @@ func TestRemediesWork(t *testing.T) {
 	}{
 		{name: "a port near the end", port: lost("", "0.0.0.0:60000", inUse)},
 		{name: "the last port", port: lost("", "0.0.0.0:65535", inUse)},
-		{name: "a forward", before: []string{"forward add 8080 --to 9000"}, port: lost("", "0.0.0.0:8080", inUse)},
-		{name: "a forward to the number that would be next", before: []string{"forward add 80 --to 18080"}, port: lost("", "0.0.0.0:8080", inUse)},
 		{name: "an allowed port", before: []string{"allow 8080"}, port: lost("", "0.0.0.0:8080", inUse)},
-		{name: "by name", before: []string{"forward add db:5432"}, port: lost("", "172.17.0.2:5432", "is held by tcp 0.0.0.0:5432", "db:5432/tcp"),
+		{name: "by name", port: lost("", "172.17.0.2:5432", "is held by tcp 0.0.0.0:5432", "db:5432/tcp"),
 			others: []explain.Publication{lost("", "0.0.0.0:5432", "")}},
-		{name: "by name, to a port", before: []string{"forward add db:5432 --to 15432"}, port: lost("", "172.17.0.2:5432", inUse, "db:5432/tcp")},
-		{name: "by two names", before: []string{"forward add db:5432", "forward add shop/db:5432 --to 6000"}, port: lost("", "172.17.0.2:5432", inUse, "shop/db:5432/tcp", "db:5432/tcp")},
+		{name: "by two names", port: lost("", "172.17.0.2:5432", inUse, "db:5432/tcp", "shop/db:5432/tcp")},
 		{name: "one guest", guests: []string{"a"}, port: lost("a", "0.0.0.0:8080", inUse)},
-		{name: "one guest with a forward of its own", guests: []string{"a"}, before: []string{"forward add 8080 --guest a"}, port: lost("a", "0.0.0.0:8080", inUse)},
 		{name: "one guest, whose forward of another port has the number", guests: []string{"a"}, before: []string{"forward add 3000 --to 8080"},
 			port: lost("a", "0.0.0.0:8080", "is held by tcp 0.0.0.0:3000"), others: []explain.Publication{lost("a", "0.0.0.0:3000", "")}},
 		{name: "one guest, whose forward by name has the number", guests: []string{"a"}, before: []string{"forward add web:80 --to 8080"},
 			port: lost("a", "0.0.0.0:8080", "is held by tcp 172.17.0.2:80"), others: []explain.Publication{lost("a", "172.17.0.2:80", "", "web:80/tcp")}},
 		{name: "two guests", guests: []string{"a", "vsock://3:1023"}, port: lost("vsock://3:1023", "0.0.0.0:8080", `is held by tcp 0.0.0.0:8080 of guest "a"`),
 			others: []explain.Publication{lost("a", "0.0.0.0:8080", "")}},
-		{name: "two guests and a forward", guests: []string{"a", "b"}, before: []string{"forward add 8080 --to 9000"}, port: lost("b", "0.0.0.0:8080", `is held by tcp 0.0.0.0:8080 of guest "a"`),
-			others: []explain.Publication{lost("a", "0.0.0.0:8080", "")}},
-		{name: "two guests and forwards of both", guests: []string{"a", "b"}, before: []string{"forward add 8080 --to 9000", "forward add 8080 --to 9000 --guest b"}, port: lost("b", "0.0.0.0:8080", inUse),
-			others: []explain.Publication{lost("a", "0.0.0.0:8080", "")}},
-		{name: "two guests, by name", guests: []string{"a", "b"}, before: []string{"forward add db:5432"}, port: lost("b", "172.17.0.2:5432", inUse, "db:5432/tcp"),
+		{name: "two guests, by name", guests: []string{"a", "b"}, port: lost("b", "172.17.0.2:5432", inUse, "db:5432/tcp"),
 			others: []explain.Publication{lost("a", "172.17.0.2:5432", "", "db:5432/tcp"), lost("b", "0.0.0.0:5432", "")}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -121,7 +113,7 @@ func TestRemediesWork(t *testing.T) {
 					typed(t, "fairlead "+c)
 				}
 				p := tt.port
-				f := explain.Facts{Query: explain.Query{Port: p.Port}, Host: host, Runtime: listed(t, store), ForwardsFile: store.Path()}
+				f := explain.Facts{Query: explain.Query{Port: p.Port}, Host: host, ForwardsFile: store.Path()}
 				for _, g := range tt.guests {
 					f.Sources = append(f.Sources, explain.Source{Name: g, State: "live"})
 				}
@@ -163,34 +155,6 @@ func TestRemediesWork(t *testing.T) {
 			}
 			if d := decision(t, store, host, tt.port); d.OnConflict != port.OnConflictNext {
 				t.Errorf("%q: %+v", list, d)
-			}
-		})
-	}
-}
-
-// What closes a port at run time is undone by the command that explain names.
-func TestUndoingWorks(t *testing.T) {
-	for _, c := range []string{"deny 8080", "forward pause 8080", "forward pause --owner 'no*'", "forward pause --all", "deny 8080 --guest b", "forward pause --all --guest b", "forward pause db:8080 --guest b"} {
-		t.Run(c, func(t *testing.T) {
-			host := strings.Contains(c, "--guest")
-			store := changing(t, host)
-			typed(t, "fairlead "+c)
-			p := lost("b", "0.0.0.0:8080", "", "db:8080/tcp")
-			f := explain.Facts{Query: explain.Query{Port: 8080}, Host: host, Runtime: listed(t, store), ForwardsFile: store.Path()}
-			if d := decision(t, store, host, p); host {
-				p.Decision.Allow = true
-				p.Outcomes[0].State, p.Outcomes[0].Reason = port.Denied, d.Reason
-			} else {
-				p.Decision = d
-			}
-			f.Publications = []explain.Publication{p}
-			list := inBackquotes.FindAllStringSubmatch(explain.Evaluate(f).Next, -1)
-			if len(list) != 1 {
-				t.Fatalf("%q", list)
-			}
-			typed(t, list[0][1])
-			if d := decision(t, store, host, p); !d.Allow {
-				t.Errorf("%s: %+v", list[0][1], d)
 			}
 		})
 	}

@@ -89,7 +89,7 @@ func (d document) inEffect(is func(rules.Rule) bool) string {
 
 // pauses reports whether a rule is one that Pause makes.
 func pauses(r rules.Rule) bool {
-	n, ok := Rank(r)
+	n, ok := rank(r)
 	return ok && n == 0
 }
 
@@ -113,8 +113,8 @@ func (d document) add(block string, permitted permit) (document, error) {
 			}
 		}
 	}
-	mine, _ := Rank(r)
-	at := slices.IndexFunc(d.rules, func(o rules.Rule) bool { n, ok := Rank(o); return ok && n > mine })
+	mine, _ := rank(r)
+	at := slices.IndexFunc(d.rules, func(o rules.Rule) bool { n, ok := rank(o); return ok && n > mine })
 	if at < 0 {
 		at = len(d.rules)
 	}

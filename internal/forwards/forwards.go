@@ -134,31 +134,19 @@ const (
 	kindExpose  kind = "expose"
 )
 
-// Rank is the place of a rule that a request made among such rules: lower ones come first. It
-// returns false for other rules, which remain where they are.
-func Rank(r rules.Rule) (int, bool) {
+// rank is the place of a rule that a request made among such rules: what closes a port comes before
+// what opens one, what names a container or Service before what names a port, one guest before all,
+// and what exposes last. It returns false for other rules, which remain where they are.
+func rank(r rules.Rule) (int, bool) {
 	word, _, _ := strings.Cut(r.Name, " ")
-	return rank(kind(word), r.Match.Guest, !r.Match.Demand.IsZero())
-}
-
-// ForwardRank is Rank of the rule that Add makes of the request.
-func (q Request) ForwardRank() int {
-	n, _ := rank(kindForward, q.Guest, q.Demand != "")
-	return n
-}
-
-// rank is the place of a rule of a kind: what closes a port comes before what opens one, what
-// names a container or Service before what names a port, one guest before all, and what exposes
-// last.
-func rank(k kind, guest string, byName bool) (int, bool) {
-	n, ok := map[kind]int{kindPause: 0, kindDeny: 1, kindForward: 5, kindAllow: 5, kindExpose: 6}[k]
+	n, ok := map[kind]int{kindPause: 0, kindDeny: 1, kindForward: 5, kindAllow: 5, kindExpose: 6}[kind(word)]
 	if !ok || n != 5 {
 		return n, ok
 	}
-	if guest != "" {
+	if r.Match.Guest != "" {
 		n--
 	}
-	if byName {
+	if !r.Match.Demand.IsZero() {
 		n -= 2
 	}
 	return n, ok

@@ -28,10 +28,6 @@ var _ status.Explainer = provider{}
 // server answers its guest.
 func (p provider) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
 	f := explain.Facts{Query: q, Now: time.Now(), Host: true, ForwardsFile: p.forwards.Path()}
-	var err error
-	if f.Runtime, err = p.forwards.List(); err != nil {
-		f.Missing = append(f.Missing, "run-time rules: "+err.Error())
-	}
 	peers := p.peers()
 	names, next := status.GuestNames(peers), make(map[string]string)
 	for _, g := range peers {

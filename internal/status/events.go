@@ -95,7 +95,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		defer cancel()
 		st.beat(ctx)
 	})
-	err := s.changes(ctx, func(d Delta) error { return st.change(ctx, d) })
+	err := s.o.Provider.Changes(ctx, func(d Delta) error { return st.change(ctx, d) })
 	if err != nil && ctx.Err() == nil {
 		s.o.Logger.Debug("event stream ended", "err", err)
 	}

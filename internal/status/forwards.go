@@ -36,10 +36,10 @@ type ForwardRule struct {
 	Demand        string           `json:"demand,omitempty"` // the port of a container or Service that it asks for, see port.Demand
 	Until         time.Time        `json:"until,omitzero"`   // of a rule that exposes: its end
 	State         string           `json:"state"`            // of the ports that it names: the best; "denied" for one that denies; "" if it names none, or is not in effect
-	Reason        string           `json:"reason"`           // of the state; of one that denies: why it closes nothing
+	Reason        string           `json:"reason"`           // of the state; of one that denies: whether it closes nothing
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
 	Ports         int              `json:"ports"`          // how many it names now, open or not
-	Note          string           `json:"note,omitempty"` // what is not as the rule asks for, though the state is good, and who decides
+	Note          string           `json:"note,omitempty"` // what is not as the rule asks for, though the state is good
 	// Undo is the request that undoes the rule; nil of one that was written by hand.
 	Undo *forwards.Request `json:"undo,omitempty"`
 }
@@ -48,15 +48,12 @@ type ForwardRule struct {
 type ForwardChange struct {
 	forwards.Result
 	Forwards
-	// Note is what a change that added no rule leaves closed, and why; empty for nothing.
-	Note string `json:"note,omitempty"`
 	// Open is, after a port was exposed, at which addresses of this system other machines
 	// may reach it; empty if nothing serves it.
 	Open []netip.AddrPort `json:"open,omitempty"`
 	// Until is, where Open is not empty, when the last of the rules ends that open these
-	// addresses; End is as Publication.ExposedEnd.
+	// addresses.
 	Until time.Time `json:"until,omitzero"`
-	End   string    `json:"end,omitempty"`
 	// Always is, after a port was exposed, at which addresses they may reach it also without
 	// that: the configuration, or what the guest asks for, opens them.
 	Always []netip.AddrPort `json:"always,omitempty"`
@@ -92,7 +89,7 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		result, err = s.o.Forwards.Do(q)
 	}
 	if err != nil {
-		text(w, http.StatusConflict, strings.ReplaceAll(s.hint(q, err).Error(), "\n", "; "))
+		text(w, http.StatusConflict, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
 	switch q.Op {
@@ -110,11 +107,11 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	change := ForwardChange{Result: result, Forwards: f, Note: s.leftClosed(q, result)}
+	change := ForwardChange{Result: result, Forwards: f}
 	if q.Op == forwards.Expose {
 		ports, match := s.o.Provider.List().Publications, matchOf(q)
 		change.Open, change.Always = openTo(ports, match, localAddresses())
-		change.Until, change.End = s.exposures(ports, match)
+		change.Until = exposedUntil(ports, match)
 	}
 	_ = json.NewEncoder(w).Encode(change)
 }
@@ -134,8 +131,7 @@ func matchOf(q forwards.Request) rules.Match {
 
 // forwards returns the rules, with the state of the ports that they name.
 func (s *Server) forwards() (Forwards, error) {
-	ports, guests := s.o.Provider.List().Publications, s.guests()
-	return forwardsOf(s.o.Forwards, ports, func(f *ForwardRule, r rules.Rule) { s.explainRule(f, r, ports, guests) })
+	return forwardsOf(s.o.Forwards, s.o.Provider.List().Publications, s.explainDemand)
 }
 
 // forwardsOf describes the rules of a store. Explain completes each; nil leaves that out.

@@ -69,7 +69,7 @@ func TestDescribeRule(t *testing.T) {
 		{"match: {ports: 8080}, action: allow", "active", "", 1},
 		{"match: {ports: 8080, guest: build}, action: allow", "conflict", "taken", 0},
 		{"match: {ports: 8080, protocol: udp}, action: allow", "pending", notServed, 0},
-		{"match: {ports: 9090}, action: allow", "denied", "denied by rule 1", 0},
+		{"match: {ports: 9090}, action: allow", "denied", "denied by rule 1 in guest dev", 0},
 		{"match: {ports: 7070}, action: allow", "lost", "", 0},
 		{"match: {ports: 8080}, action: deny", "denied", "", 0},
 		{"match: {ports: 6060}, action: expose, until: '2026-11-21T12:00:00Z'", "conflict", "held", 1},
@@ -119,8 +119,7 @@ func TestExposedPortsAreRed(t *testing.T) {
 	until := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	p := Publication{
 		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080, State: port.Active, ExposedUntil: until,
-		ExposedEnd: "fairlead expose 8080/tcp --end --guest 'dev'",
-		Reason:     "open to other machines until 2026-11-21 12:00:00 UTC", HostAddresses: []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:8080")},
+		Reason: "open to other machines until 2026-11-21 12:00:00 UTC", HostAddresses: []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:8080")},
 	}
 	var out strings.Builder
 	if err := WriteTable(&out, List{Publications: []Publication{p}}, Style{Paint: Painter{On: true}, Now: until}); err != nil {
@@ -130,14 +129,14 @@ func TestExposedPortsAreRed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"  \x1b[31m0.0.0.0:8080\x1b[0m  ", "\x1b[31mport 8080/tcp: " + p.Reason + " (`fairlead expose 8080/tcp --end --guest 'dev'` ends it)\x1b[0m\n",
+		"  \x1b[31m0.0.0.0:8080\x1b[0m  ", "\x1b[31mport 8080/tcp: " + p.Reason + "\x1b[0m\n",
 		"  on \x1b[31m0.0.0.0:8080\x1b[0m",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q lacks %q", out.String(), want)
 		}
 	}
-	if n := strings.Count(out.String(), "ends it"); n != 1 {
+	if n := strings.Count(out.String(), "port 8080/tcp: "); n != 1 {
 		t.Errorf("%d notes in %q", n, out.String())
 	}
 }
@@ -165,7 +164,7 @@ func TestDescribeDemand(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := describeRule(file.Rules[0], ports)
-		if s.explainRule(&f, file.Rules[0], ports, nil); f.State != want[0] || f.Reason != want[1] || f.Demand != name+":80/tcp" {
+		if s.explainDemand(&f, file.Rules[0]); f.State != want[0] || f.Reason != want[1] || f.Demand != name+":80/tcp" {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}

@@ -91,7 +91,7 @@ func (s *Server) setGuestLevel(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), GuestLevelWithin, fmt.Errorf("waited %s", GuestLevelWithin))
 	defer cancel()
-	if err := s.o.GuestLevel(ctx, guestID(q.Guest, s.guests()), q.Request); err != nil {
+	if err := s.o.GuestLevel(ctx, guestID(q.Guest, s.peers()), q.Request); err != nil {
 		text(w, http.StatusConflict, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}

@@ -114,9 +114,6 @@ type Publication struct {
 	// ExposedUntil is, on a host, until when other machines may reach the port by a rule that
 	// was added for a time. It is zero for ports that the configuration opens to them.
 	ExposedUntil time.Time `json:"exposedUntil,omitzero"`
-	// ExposedEnd is, on a host, the command that ends it before; of several rules all, with "; "
-	// between them. It is empty where one of the rules was written by hand.
-	ExposedEnd string `json:"exposedEnd,omitempty"`
 	// Unpublished reports, on a host, that the guest does not publish the port: it is denied,
 	// withheld or pending there. It has no host address and no outcomes.
 	Unpublished bool `json:"unpublished,omitempty"`

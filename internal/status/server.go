@@ -190,7 +190,6 @@ func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
 	l := s.o.Provider.List()
 	l.Role, l.Version, l.Peers = s.o.Role, version.String(), s.peers()
-	s.setExposedEnds(l.Publications)
 	_ = json.NewEncoder(w).Encode(l)
 }
 
@@ -215,14 +214,6 @@ func (s *Server) enter(w http.ResponseWriter) bool {
 
 func (s *Server) leave() { <-s.watches }
 
-// changes is the provider's, with what lists add to rows.
-func (s *Server) changes(ctx context.Context, f func(Delta) error) error {
-	return s.o.Provider.Changes(ctx, func(d Delta) error {
-		s.setExposedEnds(d.Put)
-		return f(d)
-	})
-}
-
 // watch streams events as JSON lines until the client disconnects.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	if !s.enter(w) {
@@ -234,7 +225,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	_ = rc.SetReadDeadline(time.Time{})
 	enc := json.NewEncoder(w)
 	t := newTracker()
-	err := s.changes(r.Context(), func(d Delta) error {
+	err := s.o.Provider.Changes(r.Context(), func(d Delta) error {
 		_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
 		for _, e := range t.events(d, time.Now()) {
 			if err := enc.Encode(e); err != nil {

@@ -175,9 +175,6 @@ func writeExposed(w io.Writer, l List, paint Painter) error {
 			continue
 		}
 		line := fmt.Sprintf("port %s: %s", p.Key().Slot(), Quote(p.Reason))
-		if p.ExposedEnd != "" {
-			line += fmt.Sprintf(" (`%s` ends it)", Quote(p.ExposedEnd))
-		}
 		if _, err := fmt.Fprintln(w, paint.Paint(Red, line)); err != nil {
 			return err
 		}

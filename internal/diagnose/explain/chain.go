@@ -264,9 +264,9 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 			next := "change the rules of the host peer (`fairlead host`), in its configuration"
 			switch {
 			case rules.ByRuntime(o.Reason) && f.Host:
-				next = f.undoRuntime(p, o.Reason)
+				next = undoRuntime("")
 			case rules.ByRuntime(o.Reason):
-				next = fmt.Sprintf("undo it on the host: `fairlead explain %s` there says how", name)
+				next = undoRuntime(" on the host")
 			}
 			return VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), next
 		case port.Failed:
@@ -429,10 +429,8 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 			"ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"
 	case d.Rule == rules.DefaultUDP, d.Rule == rules.DefaultEngine:
 		return VerdictWellKnown, summary, allow
-	case rules.ByRuntime(d.Rule) && f.Host:
-		return VerdictDenied, summary, fmt.Sprintf("undo it in the guest: `fairlead explain %s` there says how", name)
 	case rules.ByRuntime(d.Rule):
-		return VerdictDenied, summary, f.undoRuntime(p, d.Rule)
+		return VerdictDenied, summary, undoRuntime(f.inGuest())
 	case rules.ByLabel(d.Rule):
 		return VerdictDenied, summary, "change the label, or " + allow
 	case !d.Withheld:

@@ -34,8 +34,6 @@ type Facts struct {
 	NetNS        string
 	RulesFile    string // the file to add a rule to
 	ForwardsFile string // of run-time rules; empty if none can be added
-	// Runtime are the run-time rules in effect here, in the order in which they are evaluated.
-	Runtime []rules.Rule
 	// HostPorts are the host ports that ports of fairlead have or want, as far as they are known.
 	HostPorts    []port.Slot
 	OtherPorts   []OtherPort // on a host: that are open at this number

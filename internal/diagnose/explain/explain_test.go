@@ -201,13 +201,13 @@ var cases = []struct {
 	},
 	{
 		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host runtime rule 1 (pause all)"))}},
-		VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host: `fairlead explain 8080/tcp` there",
+		VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host by `fairlead allow`",
 	},
 	{
 		"denied at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
 			p.Decision = port.Decision{Rule: "runtime rule 1 (deny 8080/tcp)", Reason: "denied by runtime rule 1 (deny 8080/tcp)"}
-		})}, ForwardsFile: forwardsFile, Runtime: added("{name: deny 8080/tcp, match: {protocol: tcp, ports: 8080}, action: deny}")},
-		VerdictDenied, "denied by runtime rule 1", "undo it: `fairlead allow 8080/tcp`",
+		})}},
+		VerdictDenied, "denied by runtime rule 1", "undo it by `fairlead allow`",
 	},
 	{
 		"sink failed", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Failed, "", "no route"))}},

@@ -13,15 +13,6 @@ import (
 
 const forwardsFile = "/var/lib/fairlead/forwards.yaml"
 
-// added returns run-time rules, each the item of a list.
-func added(list ...string) []rules.Rule {
-	f, err := rules.Parse("forwards.yaml", []byte("rules: ["+strings.Join(list, ", ")+"]"))
-	if err != nil {
-		panic(err)
-	}
-	return f.Rules
-}
-
 // demanded makes it a port that was asked for by name.
 func demanded(names ...string) func(*Publication) {
 	return func(p *Publication) {
@@ -52,37 +43,10 @@ func TestRemedies(t *testing.T) {
 			"stop the program that uses 127.0.0.1:60000 on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add 60000/tcp --to 50000`"},
 		{"the next number is taken", Facts{HostPorts: []port.Slot{{Protocol: port.TCP, Port: 18080}, {Protocol: port.UDP, Port: 28080}}, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", lost)}},
 			"stop the program that uses 127.0.0.1:8080 on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add 8080/tcp --to 28080`"},
-		{"the next number is that of another forward", Facts{Runtime: added("{name: forward 80/tcp, match: {protocol: tcp, ports: 80}, action: allow, hostPort: 18080}"), Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", lost)}},
-			"stop the program that uses 127.0.0.1:8080 on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add 8080/tcp --to 28080`"},
 		{"another guest has it", Facts{Host: true, Sources: two, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", ofGuest("a"), outcome(port.Conflict, "127.0.0.1:8080", byGuest))}},
 			"stop what has it, or give this port another one: `fairlead forward add 8080/tcp --to 18080 --guest a`, or the next free one: `fairlead forward add 8080/tcp --on-conflict next --guest a`"},
-		{"a forward of all guests", Facts{Host: true, Sources: two, Runtime: added("{name: forward 8080/tcp, match: {protocol: tcp, ports: 8080}, action: allow, hostPort: 9000, hostAddress: all}"),
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", ofGuest("a"), outcome(port.Conflict, "127.0.0.1:9000", byGuest))}},
-			"stop what has it, or give this port another one: `fairlead forward add 8080/tcp --to 19000 --bind all --guest a`, or the next free one: `fairlead forward add 8080/tcp --to 9000 --on-conflict next --bind all --guest a`"},
-		{"by name", Facts{Runtime: added("{name: 'forward db:8080/tcp', match: {protocol: tcp, ports: 8080, demand: 'db:8080/tcp'}, action: allow}"),
-			Publications: []Publication{pub(port.TCP, "172.17.0.2:8080", demanded("db:8080/tcp"), lost)}},
-			"stop the program that uses 127.0.0.1:8080 on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward rm db:8080/tcp`, then `fairlead forward add db:8080/tcp --to 18080`"},
-		{"by two names", Facts{Runtime: added("{name: 'forward db:8080/tcp', match: {protocol: tcp, ports: 8080, demand: 'db:8080/tcp'}, action: allow}",
-			"{name: 'forward shop/db:8080/tcp', match: {protocol: tcp, ports: 8080, demand: 'shop/db:8080/tcp'}, action: allow}"),
-			Publications: []Publication{pub(port.TCP, "172.17.0.2:8080", demanded("shop/db:8080/tcp", "db:8080/tcp"), lost)}},
-			"`fairlead forward rm db:8080/tcp`, then `fairlead forward rm shop/db:8080/tcp`, then `fairlead forward add db:8080/tcp --to 18080`"},
-		{"the host asked by name", Facts{Publications: []Publication{pub(port.TCP, "172.17.0.2:8080", demanded("db:8080/tcp"), lost)}},
+		{"by name", Facts{Publications: []Publication{pub(port.TCP, "172.17.0.2:8080", demanded("db:8080/tcp"), lost)}},
 			"give this port another one: `fairlead forward add db:8080/tcp --to 18080`"},
-		{"exists already", Facts{Runtime: added("{name: forward 8080/tcp, match: {protocol: tcp, ports: 8080}, action: allow}"), Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", lost)}},
-			"give this port another one: `fairlead forward rm 8080/tcp`, then `fairlead forward add 8080/tcp --to 18080`"},
-		{"allowed at run time", Facts{Runtime: added("{name: allow 8080/tcp, match: {protocol: tcp, ports: 8080}, action: allow}"), Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", lost)}},
-			"give this port another one: `fairlead forward add 8080/tcp --to 18080`"},
-		{"a forward of the one guest", Facts{Host: true, Sources: two[:1], Runtime: added("{name: forward 8080/tcp of guest a, match: {protocol: tcp, ports: 8080, guest: a}, action: allow}"),
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", ofGuest("a"), lost)}},
-			"give this port another one: `fairlead forward rm 8080/tcp --guest a`, then `fairlead forward add 8080/tcp --to 18080 --guest a`, or the next free one: `fairlead forward add 8080/tcp --on-conflict next --guest a`"},
-		{"a forward of several guests by a pattern", Facts{Host: true, Sources: two, Runtime: added(`{name: "forward 8080/tcp of guest *", match: {protocol: tcp, ports: 8080, guest: "*"}, action: allow}`),
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", ofGuest("a"), lost)}},
-			"give this port another one: hostPort of the rule \"forward 8080/tcp of guest *\" in " + forwardsFile},
-		{"written by hand", Facts{Runtime: added("{name: mine, match: {ports: 8000-8100}, action: allow}"), Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", lost)}},
-			"give this port another one: hostPort of the rule \"mine\" in " + forwardsFile},
-		{"written by hand, behind", Facts{Runtime: added("{name: expose 80/tcp, match: {protocol: tcp, ports: 80}, action: allow}", "{name: mine, match: {ports: 8000-8100}, action: allow}"),
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", lost)}},
-			"give this port another one: `fairlead forward add 8080/tcp --to 18080`"},
 		{"the host chose the port", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Conflict, "127.0.0.1:9000", "127.0.0.1:9000 is in use by another process"))}},
 			"give this port another one by the rules of the host, which chose 9000: on the host, `fairlead explain 8080/tcp` says how"},
 		{"the same port of another address has it", Facts{Publications: []Publication{
@@ -91,20 +55,8 @@ func TestRemedies(t *testing.T) {
 		}}, `stop what has it, or give this port another one: add a rule for it to the agent's configuration, before the others: {match: {protocol: tcp, ports: 8080, address: "10.0.0.1"}, action: allow, hostPort: 18080}`},
 		{"half in conflict", Facts{Publications: []Publication{pub(port.TCP, "[::]:8080", lost, outcome(port.Active, "[::1]:8080", ""))}},
 			"use [::1]:8080, or stop the program that uses 127.0.0.1:8080 on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add 8080/tcp --to 18080`"},
-		{"paused by name", Facts{Runtime: added("{name: 'pause db:8080/tcp', match: {protocol: tcp, ports: 8080, demand: 'db:8080/tcp'}, action: deny}"),
-			Publications: []Publication{pub(port.TCP, "172.17.0.2:8080", demanded("db:8080/tcp"), deniedBy("runtime rule 1 (pause db:8080/tcp)"))}},
-			"undo it: `fairlead forward resume db:8080/tcp`"},
-		{"paused by owner", Facts{Runtime: added("{name: 'pause owner nginx*', match: {name: 'nginx*'}, action: deny}"), Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("runtime rule 1 (pause owner nginx*)"))}},
-			"undo it: `fairlead forward resume --owner 'nginx*'`"},
-		{"all paused", Facts{Runtime: added("{name: pause all, action: deny}"), Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("runtime rule 1 (pause all)"))}},
-			"undo it: `fairlead forward resume --all`"},
-		{"denied on the host for one guest", Facts{Host: true, Sources: two, Runtime: added("{name: deny 8080/tcp of guest a, match: {protocol: tcp, ports: 8080, guest: a}, action: deny}"),
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", ofGuest("a"), outcome(port.Denied, "", "denied by host runtime rule 1 (deny 8080/tcp of guest a)"))}},
-			"undo it: `fairlead allow 8080/tcp --guest a`"},
-		{"denied by hand", Facts{Runtime: added("{name: mine, match: {ports: 8080}, action: deny}"), Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("runtime rule 1 (mine)"))}},
-			"change the rule in " + forwardsFile + "; `fairlead forward ls` lists the rules there"},
 		{"denied at run time in the guest", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("runtime rule 1 (deny 8080/tcp)"))}},
-			"undo it in the guest: `fairlead explain 8080/tcp` there says how"},
+			"undo it in the guest by `fairlead allow`, `fairlead forward resume` or `fairlead forward rm`; `fairlead forward ls` lists the rules"},
 		{"denied by a label", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("label fairlead.expose: no"))}},
 			"change the label, or run `fairlead allow 8080/tcp`, or add a rule for the port to the agent's configuration: {match: {protocol: tcp, ports: 8080}, action: allow}"},
 		{"denied by default in the guest", Facts{Host: true, Publications: []Publication{pub(port.UDP, "0.0.0.0:5353")}},

@@ -52,10 +52,6 @@ func NewExplainer(a Agent) *Explainer {
 // Explain gathers the facts about a port and judges them.
 func (e *Explainer) Explain(ctx context.Context, q explain.Query) (explain.Report, error) {
 	f := explain.Facts{Query: q, Now: time.Now(), NetNS: netnsName(), RulesFile: e.agent.RulesFile, ForwardsFile: e.agent.Forwards.Path()}
-	var err error
-	if f.Runtime, err = e.agent.Forwards.List(); err != nil {
-		f.Missing = append(f.Missing, "run-time rules: "+err.Error())
-	}
 	if e.agent.Refused != nil {
 		f.Refused = e.agent.Refused()
 	}

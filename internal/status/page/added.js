@@ -64,7 +64,7 @@ function absent({ port, protocol, demand, guest }, ports) {
   const all = ports.filter((p) => !guest || /[*?]/.test(guest) || guest === p.guest);
   if (all.some((p) => !p.waits && (demand === undefined ? p.port === port && p.protocol === protocol : p.demands?.includes(demand)))) return [];
   const waits = demand === undefined ? [] : all.filter((p) => p.waits === demand);
-  if (waits.length === 0) return ['nothing in the guest serves it yet'];
+  if (waits.length === 0) return ['nothing serves it yet'];
   if (waits.length === 1) return [clean(waits[0].reason)];
   return waits.map((p) => `guest ${clean(guests.get(p.guest) ?? p.guest)}: ${clean(p.reason)}`).sort();
 }

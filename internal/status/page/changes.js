@@ -58,7 +58,6 @@ function said(request, change) {
     lines.push(`Added: ${clean(name)}${r === undefined ? '' : inParentheses(r)}`);
   }
   if (lines.length === 0) lines.push('Nothing to change.');
-  if (change.note) lines.push(clean(change.note));
   return lines;
 }
 
