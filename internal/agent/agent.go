@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/diagnose/gather"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/forwards"
@@ -97,7 +96,7 @@ type Agent struct {
 	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only reloaded is in effect
 	metrics    *metrics.Agent
 	server     *status.Server
-	served     schedule.Signal // the metrics or the page were read, or the self-test ended
+	served     schedule.Signal // the metrics or the page were read, or all hooks were tried
 	shrunk     schedule.Signal // most of many rules or ports have gone
 	busy       schedule.Signal // many ports were merged
 	tried      schedule.Signal // hooks were attached, or could not be
@@ -107,8 +106,6 @@ type Agent struct {
 	capabilities privilege.Set          // what remains then
 	unconfined   atomic.Pointer[string] // why capabilities are kept, nil if they are not
 	started      uint64                 // the capabilities before any was dropped
-
-	selfTested atomic.Pointer[doctor.SelfTest] // nil before the self-test ended
 }
 
 // New wires an agent. It reads the link's token, or creates it at the first start.
@@ -470,12 +467,6 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		return nil
 	})
 	g.Go(func() error { return newNotifier(a).run(ctx) })
-	if a.cfg.SelfTest {
-		g.Go(func() error {
-			a.selfTest(ctx)
-			return nil
-		})
-	}
 	g.Go(func() error {
 		a.limitAttached(ctx)
 		return nil

@@ -136,9 +136,6 @@ func (a *Agent) Examine() doctor.Agent {
 		d.Hooks = append(d.Hooks, gather.Hooks(h.Hooks())...)
 	}
 	d.StartCapabilities = a.started
-	if d.SelfTest = a.selfTested.Load(); d.SelfTest == nil && a.cfg.SelfTest {
-		d.SelfTest = &doctor.SelfTest{Running: true}
-	}
 	d.ListsOnly = slices.Contains(a.cfg.Sinks, config.Sink{Name: config.NoSink})
 	if a.inventory != nil {
 		s := a.inventory.writer.State()
@@ -163,7 +160,7 @@ func (a *Agent) Examine() doctor.Agent {
 }
 
 // Look runs the sources of an agent until each has reported a complete set, or
-// until timeout, and the self-test, and returns what they found. Nothing is published.
+// until timeout, and returns what they found. Nothing is published.
 func Look(ctx context.Context, cfg config.Agent, timeout time.Duration) (doctor.Agent, error) {
 	a := &Agent{cfg: cfg, log: slog.New(slog.DiscardHandler), sockets: new(own.Sockets), started: uint64(privilege.Effective())}
 	if err := a.wireSources(); err != nil {
@@ -184,7 +181,6 @@ func Look(ctx context.Context, cfg config.Agent, timeout time.Duration) (doctor.
 			}
 		})
 	}
-	a.selfTest(ctx)
 	select {
 	case <-a.registry.Ready():
 	case <-ctx.Done():

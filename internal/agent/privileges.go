@@ -85,12 +85,8 @@ func (a *Agent) limitAttached(ctx context.Context) {
 	}
 }
 
-// attached reports whether all hooks were tried, and the self-test has ended, which
-// attaches its own.
+// attached reports whether all hooks were tried.
 func (a *Agent) attached() bool {
-	if a.cfg.SelfTest && a.selfTested.Load() == nil {
-		return false
-	}
 	observes := slices.ContainsFunc(a.sources, func(s Source) bool { return s.Name() == socket.Name })
 	if observes && a.observer.Methods() == nil {
 		return false

@@ -68,7 +68,6 @@ type Agent struct {
 	PollInterval  time.Duration     // of the polling observer, 10ms to 1h
 	AuditInterval time.Duration     // between dumps in the background, 10s to 24h; 0 for none
 	AuditGiven    bool              // AuditInterval is exact, not the least
-	SelfTest      bool              // try at the start whether events arrive
 	EventBuffer   int               // KiB of events of sockets that the kernel queues: a power of two, 64 to 1048576; of NAT rules four times as many
 	HoldDown      time.Duration     // how long a key without origins is kept, 0 to 1m
 	Expose        rules.HostAddress // rules.Loopback or rules.All
@@ -295,8 +294,6 @@ func (c *Agent) fields() []field {
 			c.readAudit, stringOf, "interval of full dumps that check the events; 0: only after the start and after events were lost; by default up to 10m where dumps are expensive"),
 		one("eventBuffer", "event-buffer", "n", &c.EventBuffer, powerOfTwo(64, 1<<20), number,
 			"KiB of socket events that the kernel queues for the agent, a power of two; of changed NAT rules it queues four times as much, at most 1 GiB").atLeast(64),
-		one("selfTest", "self-test", boolKind, &c.SelfTest, truth, strconv.FormatBool,
-			"at the start, try in a network namespace of its own whether events of sockets and NAT rules arrive, for the log and doctor"),
 		one("holdDown", "hold-down", "duration", &c.HoldDown,
 			duration(0, time.Minute, false), stringOf, "how long a port that disappeared stays published"),
 		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,

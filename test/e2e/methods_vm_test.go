@@ -33,7 +33,7 @@ func TestMethods(t *testing.T) {
 	})
 	for _, c := range report.Checks {
 		switch {
-		case c.Area == "observer" && c.Name != "audits" && c.Name != "self-test":
+		case c.Area == "observer" && c.Name != "audits":
 			t.Attr("capability/"+c.Name, attribute(c.Detail))
 		case c.Area == "source" && c.Name == "nat":
 			t.Attr("capability/nat", attribute(c.Detail))

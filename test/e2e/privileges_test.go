@@ -265,54 +265,6 @@ func TestListenerOpensLowPortWithFewCapabilities(t *testing.T) {
 	})
 }
 
-// The self-test works with the capabilities of the start, which are dropped after it. doctor
-// asks the agent for the result.
-func TestSelfTest(t *testing.T) {
-	for _, v := range []struct {
-		name  string
-		start privilege.Set
-		rules bool
-	}{{"all at the start", ^privilege.Set(0), true}, {"those of the unit at the start", unitSet(), false}} {
-		t.Run(v.name, func(t *testing.T) {
-			r := newRig(t, "--self-test")
-			r.startBounded(v.start)
-			r.eventually("the agent answers", func() error { _, err := r.list(); return err }) // else doctor tests by itself
-			var found string
-			r.eventually("doctor has the result", func() error {
-				out, errs, _ := fairlead(t, "doctor", "-o", "json", "--control", r.agentCtl)
-				for _, c := range decode[doctor.Report](t, out).Checks {
-					if c.Area != "observer" || c.Name != "self-test" || c.Detail == "not yet done" {
-						continue
-					}
-					if found = c.Detail; c.State != doctor.OK {
-						t.Errorf("%+v", c)
-					}
-					return nil
-				}
-				return errors.New("no result" + errs)
-			})
-			t.Log(found)
-			for _, event := range []string{"tcp open", "tcp close", "udp open", "udp close"} {
-				if !strings.Contains(found, event) {
-					t.Errorf("no event %q", event)
-				}
-			}
-			if strings.Contains(found, "NAT rule remove") != v.rules || strings.Contains(found, "CAP_SYS_ADMIN") == v.rules {
-				t.Errorf("NAT rules tried: want %v", v.rules)
-			}
-			wantCapabilities(t, r.agent, remaining())
-			r.guest.listen(t, "tcp4", "127.0.0.1:7001")
-			r.eventually("the agent works", func() error {
-				l, err := r.list()
-				if err == nil && len(l.Publications) != 1 {
-					err = fmt.Errorf("ports %v", l.Publications)
-				}
-				return err
-			})
-		})
-	}
-}
-
 // doctor tries by itself whether events arrive, and says of each which method brought it. The
 // agent beside it goes on as before.
 func TestDoctorTriesEvents(t *testing.T) {

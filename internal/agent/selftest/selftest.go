@@ -36,54 +36,34 @@ const (
 
 // Options are what the agent observes with.
 type Options struct {
-	Sockets  *observer.Options // nil: sockets are not tested
-	NAT      *nat.Options      // nil: NAT rules are not tested
-	Own      *own.Sockets      // records sockets of the test in the process's own namespace, so that they are not published
-	Apart    bool              // fail rather than open sockets in the process's own namespace
-	NoSpaces bool              // do not make a network namespace, for tests
+	Sockets *observer.Options // nil: sockets are not tested
+	NAT     *nat.Options      // nil: NAT rules are not tested
 }
 
 // test is one run.
 type test struct {
 	options Options
+	own     own.Sockets // of the test, in its namespace
 	space   *kernel.Namespace
 	result  doctor.SelfTest
 }
 
-// Run tests until ctx ends. Where it may not make a network namespace, it opens its sockets
-// on the loopback of the process's own one, and tests no NAT rule. When it returns, all
-// that it made is gone.
+// Run tests until ctx ends. It fails where it may not make a network namespace. When it
+// returns, all that it made is gone.
 func Run(ctx context.Context, o Options) doctor.SelfTest {
-	t := &test{options: o}
-	if err := t.open(); err != nil {
+	space, err := newSpace()
+	if err != nil {
 		return doctor.SelfTest{Error: err.Error()}
 	}
+	t := &test{options: o, space: space}
 	defer func() { _ = t.space.Close() }()
 	if o.Sockets != nil {
 		t.sockets(ctx)
 	}
-	if o.NAT != nil && t.result.Shared == "" {
+	if o.NAT != nil {
 		t.rules(ctx)
 	}
 	return t.result
-}
-
-// open makes the network namespace, or takes the process's own.
-func (t *test) open() (err error) {
-	refused := errors.New("not wanted")
-	if !t.options.NoSpaces {
-		if t.space, refused = newSpace(); refused == nil {
-			// In the agent's own namespace their addresses are somebody else's.
-			t.options.Own = new(own.Sockets)
-			return nil
-		}
-	}
-	if t.options.Apart {
-		return refused
-	}
-	t.result.Shared = refused.Error()
-	t.space, err = kernel.OpenNamespace()
-	return err
 }
 
 // newSpace makes a network namespace with its loopback up.
@@ -188,7 +168,7 @@ func (t *test) sockets(ctx context.Context) {
 		t.result.Error = err.Error()
 		return
 	}
-	r := newSockets(t.options.Own.Has)
+	r := newSockets(t.own.Has)
 	run := func(ctx context.Context) error { return t.space.Do(func() error { return ob.Run(ctx, r) }) }
 	err = within(ctx, run, r.ready, func(ctx context.Context) {
 		for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
@@ -203,9 +183,9 @@ func (t *test) sockets(ctx context.Context) {
 // opener returns a function that opens a socket.
 func (t *test) opener(ctx context.Context, protocol port.Protocol, address string) func() (io.Closer, error) {
 	if protocol == port.UDP {
-		return func() (io.Closer, error) { return t.options.Own.ListenPacket(ctx, "udp4", address) }
+		return func() (io.Closer, error) { return t.own.ListenPacket(ctx, "udp4", address) }
 	}
-	return func() (io.Closer, error) { return t.options.Own.Listen(ctx, "tcp4", address) }
+	return func() (io.Closer, error) { return t.own.Listen(ctx, "tcp4", address) }
 }
 
 // socket opens a socket and closes it.

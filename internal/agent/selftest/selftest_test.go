@@ -14,7 +14,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
-	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -176,7 +175,7 @@ func TestSocketThatCannotBeOpened(t *testing.T) {
 	}
 	defer func() { _ = space.Close() }()
 	for _, protocol := range []port.Protocol{port.TCP, port.UDP} {
-		test := &test{space: space, options: Options{Own: new(own.Sockets)}}
+		test := &test{space: space}
 		// An address that nobody has (RFC 5737).
 		test.socket(t.Context(), watched(kernel.MethodFentry), protocol, test.opener(t.Context(), protocol, "192.0.2.1:0"))
 		if s := test.result.Steps; len(s) != 1 || s[0].Error == "" || s[0].Remedy != refusedRemedy {

@@ -72,27 +72,22 @@ type Agent struct {
 	StartCapabilities uint64 `json:"startCapabilities"`
 	// Unconfined is why the agent keeps capabilities that it does not need, "" if it does not.
 	Unconfined string `json:"unconfined,omitempty"`
-	// SelfTest is what the agent tried at its start, nil if it was not asked to.
-	SelfTest *SelfTest `json:"selfTest,omitempty"`
 }
 
 // SelfTest is whether the kernel's events of sockets and NAT rules arrived that an agent
 // made for that.
 type SelfTest struct {
-	Running bool           `json:"running"` // it has not ended
-	Error   string         `json:"error"`   // why not all was tried
-	Steps   []SelfTestStep `json:"steps"`   // in their order
-	// Shared is why there was no network namespace for it, so that no NAT rule was tried.
-	Shared string `json:"shared,omitempty"`
+	Error string         // why not all was tried
+	Steps []SelfTestStep // in their order
 }
 
 // SelfTestStep is one thing that was done, and the event of it.
 type SelfTestStep struct {
-	Name         string `json:"name"`   // "tcp open"
-	Method       string `json:"method"` // by which the event is observed
-	Microseconds int64  `json:"microseconds"`
-	Error        string `json:"error,omitempty"` // why none arrived
-	Remedy       string `json:"remedy,omitempty"`
+	Name         string // "tcp open"
+	Method       string // by which the event is observed
+	Microseconds int64
+	Error        string // why none arrived
+	Remedy       string
 }
 
 // Hook is how one capability is observed.

@@ -26,10 +26,7 @@ func healthy() Facts {
 			Running: true, Version: "v1", PID: 811, NetNS: "net:[7]", Observer: "auto", Publications: 12,
 			Hooks:   []Hook{{Capability: "tcp-listen", Method: "fentry"}, {Capability: "udp-bind", Method: "cgroup", Error: "fentry: no trampoline"}},
 			Sources: []Source{{Name: "socket", State: "live", Method: "fentry"}, {Name: "nat", State: "live", Method: "nftables events"}},
-			SelfTest: &SelfTest{Steps: []SelfTestStep{
-				{Name: "tcp open", Method: "fentry", Microseconds: 423}, {Name: "NAT rule add", Method: "nfnetlink", Microseconds: 1501},
-			}},
-			Link: &Link{Endpoints: []string{"vsock://:1023"}, Connected: true, Sessions: 3},
+			Link:    &Link{Endpoints: []string{"vsock://:1023"}, Connected: true, Sessions: 3},
 		},
 		Config: Config{File: "/etc/fairlead/agent.yaml", Rules: 2, TokenFile: "/var/lib/fairlead/token", NeedsToken: true},
 		Kernel: Kernel{Release: "6.12.0-microsoft-standard-WSL2", BTF: true, Modules: []Module{{Name: "nf_tables", Loaded: true}}},
@@ -161,24 +158,17 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 			f.Agent.Hooks[0] = Hook{Capability: "tcp-listen", Method: "poll", Error: "fentry: not supported"}
 			f.Kernel.BTF = false
 		}, Warning, "observer tcp-listen", "a kernel without BTF", "CONFIG_DEBUG_INFO_BTF"},
-		{"self-test not asked for", func(f *Facts) { f.Agent.SelfTest = nil }, OK, "observer self-test", "`fairlead doctor --self-test` does it now", ""},
-		{"own self-test passed", func(f *Facts) { f.Tried = f.Agent.SelfTest }, OK, "self-test NAT rule add", "by nfnetlink, after 1.501ms", ""},
-		{"own self-test without events", func(f *Facts) {
+		{"self-test passed", func(f *Facts) {
+			f.Tried = &SelfTest{Steps: []SelfTestStep{{Name: "NAT rule add", Method: "nfnetlink", Microseconds: 1501}}}
+		}, OK, "self-test NAT rule add", "by nfnetlink, after 1.501ms", ""},
+		{"self-test without events", func(f *Facts) {
 			f.Tried = &SelfTest{Steps: []SelfTestStep{{Name: "tcp close", Method: "fentry", Error: "none within 20s", Remedy: "report"}}}
 		}, Failing, "self-test tcp close", "no event by fentry: none within 20s", "report"},
-		{"own self-test refused", func(f *Facts) {
+		{"self-test refused", func(f *Facts) {
 			f.Tried = &SelfTest{Steps: []SelfTestStep{{Name: "NAT rule add", Error: "EPERM", Remedy: "give rights"}}}
 		}, Failing, "self-test NAT rule add", "no event: EPERM", "give rights"},
-		{"own self-test not as root", func(f *Facts) { f.Tried = &SelfTest{Error: "make a network namespace: EPERM"} }, Failing, "self-test start", "EPERM", "as root"},
-		{"own self-test of nothing", func(f *Facts) { f.Tried = &SelfTest{} }, OK, "self-test start", "nothing tried", ""},
-		{"self-test not ended", func(f *Facts) { f.Agent.SelfTest = &SelfTest{Running: true} }, OK, "observer self-test", "not yet", ""},
-		{"self-test passed", func(*Facts) {}, OK, "observer self-test", "tcp open 423µs (fentry), NAT rule add 1.501ms (nfnetlink)", ""},
-		{"self-test without namespace", func(f *Facts) { f.Agent.SelfTest.Shared = "EPERM" }, OK, "observer self-test", "NAT rules were not tried, which takes CAP_SYS_ADMIN at the agent's start: EPERM", ""},
-		{"self-test without events", func(f *Facts) {
-			f.Agent.SelfTest.Steps[1] = SelfTestStep{Name: "tcp close", Method: "fentry", Error: "no event within 5s", Remedy: "report"}
-		}, Warning, "observer self-test", "tcp close (fentry): no event within 5s", "report"},
-		{"self-test of nothing", func(f *Facts) { f.Agent.SelfTest = &SelfTest{} }, OK, "observer self-test", "nothing tried", ""},
-		{"self-test impossible", func(f *Facts) { f.Agent.SelfTest = &SelfTest{Error: "EPERM"} }, Warning, "observer self-test", "start: EPERM", "area source"},
+		{"self-test not as root", func(f *Facts) { f.Tried = &SelfTest{Error: "make a network namespace: EPERM"} }, Failing, "self-test start", "EPERM", "as root"},
+		{"self-test of nothing", func(f *Facts) { f.Tried = &SelfTest{} }, OK, "self-test start", "nothing tried", ""},
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
 		{"refused kubeconfig", func(f *Facts) {

@@ -7,36 +7,39 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// Capabilities and the kernel's types are kept until the self-test has ended.
-func TestSelfTestIsPartOfTheStart(t *testing.T) {
-	a := &Agent{cfg: config.Agent{SelfTest: true}}
-	if a.attached() {
-		t.Error("all is attached before the self-test has ended")
+// attaching is a source with hooks.
+type attaching struct {
+	Source
+	done atomic.Bool
+}
+
+func (s *attaching) Name() string { return "attaching" }
+
+func (s *attaching) Hooks() []kernel.Method {
+	if !s.done.Load() {
+		return nil
 	}
-	a.selfTested.Store(&doctor.SelfTest{Error: "failed"})
-	if !a.attached() {
-		t.Error("a self-test that has failed is waited for")
-	}
+	return []kernel.Method{}
 }
 
 // The kernel's types, and what attaching left, are released once all hooks were tried, even
 // if memory was released before, and by an agent that keeps its capabilities.
 func TestMemoryIsReleasedAfterAttaching(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log := slog.New(slog.DiscardHandler)
+		log, s := slog.New(slog.DiscardHandler), new(attaching)
 		a := &Agent{
-			cfg: config.Agent{SelfTest: true}, log: log, tried: schedule.NewSignal(), served: schedule.NewSignal(),
+			log: log, tried: schedule.NewSignal(), served: schedule.NewSignal(), sources: []Source{s},
 			registry: registry.New(registry.Options{Rules: new(rules.Set), Logger: log}),
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -51,7 +54,7 @@ func TestMemoryIsReleasedAfterAttaching(t *testing.T) {
 			return m.NumForcedGC
 		}
 		before := released()
-		a.selfTested.Store(new(doctor.SelfTest))
+		s.done.Store(true)
 		a.tried.Notify()
 		after := released()
 		if after == before {
