@@ -237,7 +237,8 @@ func TestPodmanService(t *testing.T) {
 	closedPod.end()
 
 	run(t, "podman", "pod", "rm", "-f", "-t", "0", "shop", "secretpod")
-	run(t, "podman", "rm", "-f", "-t", "0", "side", "base", "web", "host", "secret", "inner")
+	run(t, "podman", "rm", "-f", "-t", "0", "side") // before base, whose network it is in
+	run(t, "podman", "rm", "-f", "-t", "0", "base", "web", "host", "secret", "inner")
 	for _, n := range []uint16{8090, 8091, 8093, 8095, 18000} {
 		p.shut(n)
 	}
