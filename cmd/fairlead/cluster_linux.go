@@ -24,23 +24,28 @@ import (
 type clusterQuery struct {
 	enabled                   bool
 	node, kubeconfig, context string
+
+	violations bool // of a policy, in place of all ports
+	policy     string
 }
 
 func (q *clusterQuery) register(c *cobra.Command) {
 	c.Flags().BoolVar(&q.enabled, "cluster", false, "read what the agents of a cluster's nodes wrote to the Kubernetes API")
-	q.registerAccess(c)
-}
-
-func (q *clusterQuery) registerAccess(c *cobra.Command) {
 	c.Flags().StringVar(&q.node, "node", "", "with --cluster, only this node")
 	c.Flags().StringVar(&q.kubeconfig, "kubeconfig", "", "with --cluster, the kubeconfig (default: the service account in a pod, $KUBECONFIG or ~/.kube/config)")
 	c.Flags().StringVar(&q.context, "kube-context", "", "with --cluster, the context of the kubeconfig (default: its current one)")
 }
 
+// registerViolations registers the flags of a list of violations.
+func (q *clusterQuery) registerViolations(c *cobra.Command) {
+	c.Flags().BoolVar(&q.violations, "violations", false, "with --cluster, only ports wider than loopback that the policy of -f does not allow")
+	c.Flags().StringVarP(&q.policy, "file", "f", "", "with --violations, the file with the policy")
+}
+
 // validate refuses flags that need --cluster, and those of agents and hosts with it.
 func (q *clusterQuery) validate(c *cobra.Command, others ...string) error {
 	if !q.enabled {
-		others = []string{"node", "kubeconfig", "kube-context"}
+		others = []string{"node", "kubeconfig", "kube-context", "violations"}
 	}
 	for _, name := range others {
 		switch {
@@ -50,6 +55,14 @@ func (q *clusterQuery) validate(c *cobra.Command, others ...string) error {
 		default:
 			return usageError{errors.New("--" + name + ": only with --cluster")}
 		}
+	}
+	switch {
+	case q.violations && q.policy == "":
+		return usageError{errors.New("--violations: want -f POLICY with it")}
+	case q.violations && c.Flags().Changed("filter"):
+		return usageError{errors.New("--filter: not with --violations")}
+	case !q.violations && q.policy != "":
+		return usageError{errors.New("--file: only with --violations")}
 	}
 	return nil
 }
@@ -98,6 +111,9 @@ func (q *clusterQuery) list(ctx context.Context) (status.List, error) {
 
 // ls prints the list.
 func (q *clusterQuery) ls(c *cobra.Command, filter status.Filter, out output, bare bool) error {
+	if q.violations {
+		return q.lsViolations(c, out, bare)
+	}
 	l, err := q.list(c.Context())
 	if err != nil {
 		return err
@@ -119,49 +135,33 @@ func (q *clusterQuery) ls(c *cobra.Command, filter status.Filter, out output, ba
 	})
 }
 
+// longCluster is what the help of ls says of clusters.
+const longCluster = "\n\nWith --cluster --violations only ports of a cluster's nodes are listed that are open wider than loopback and\n" +
+	"that the policy of -f does not allow. It has the rules of a configuration: the first that matches decides, and\n" +
+	"what no rule allows is a violation. Nothing is closed: this compares the nodes' inventories to a file. Exit\n" +
+	"status: 0 if all nodes comply, 1 if one does not or could not be audited, 2 usage error."
+
 // errViolations only sets the exit status: the report has the details.
 var errViolations = errors.New("the policy is violated, or a node could not be audited")
 
-func newAudit() *cobra.Command {
-	var cluster clusterQuery
-	var file string
-	var out output
-	c := &cobra.Command{
-		Use: "audit --cluster -f POLICY", Short: "List ports of a cluster's nodes that a policy does not allow", Args: noArgs, GroupID: groupCheck,
-		Long: "List ports of a cluster's nodes that are open wider than loopback and that a policy does not allow.\n\n" +
-			"The policy has the rules of a configuration: the first that matches decides, and what no rule\n" +
-			"allows is a violation. Nothing is closed: this compares the nodes' inventories to a file.\n\n" +
-			"Exit status: 0 if all nodes comply, 1 if one does not or could not be audited, 2 usage error.",
-		Example: "  fairlead audit --cluster -f policy.yaml\n  fairlead audit --cluster -f policy.yaml -o json | jq '.violations[].node'",
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			if !cluster.enabled || file == "" {
-				return usageError{errors.New("want --cluster and -f POLICY")}
-			}
-			text, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			policy, err := inventory.ParsePolicy(file, text)
-			if err != nil {
-				return usageError{err}
-			}
-			a, err := cluster.audit(c.Context(), policy)
-			if err == nil {
-				err = writeAudit(c, a, out)
-			}
-			if err == nil && !a.Passed() {
-				err = errViolations
-			}
-			return err
-		},
+// lsViolations lists the ports that the policy does not allow.
+func (q *clusterQuery) lsViolations(c *cobra.Command, out output, bare bool) error {
+	text, err := os.ReadFile(q.policy)
+	if err != nil {
+		return err
 	}
-	cluster.register(c)
-	c.Flags().StringVarP(&file, "file", "f", "", "file with the policy")
-	out.register(c, "table", "wide", "json")
-	return c
+	policy, err := inventory.ParsePolicy(q.policy, text)
+	if err != nil {
+		return usageError{err}
+	}
+	a, err := q.audit(c.Context(), policy)
+	if err == nil {
+		err = writeAudit(c, a, out, bare)
+	}
+	if err == nil && !a.Passed() {
+		err = errViolations
+	}
+	return err
 }
 
 // audit compares all nodes, or one, to the policy.
@@ -193,7 +193,7 @@ func (q *clusterQuery) audit(ctx context.Context, policy inventory.Policy) (inve
 	return a, nil
 }
 
-func writeAudit(c *cobra.Command, a inventory.Audit, out output) error {
+func writeAudit(c *cobra.Command, a inventory.Audit, out output, bare bool) error {
 	if out.format == "json" {
 		return newEncoder(c.OutOrStdout()).Encode(versioned(a))
 	}
@@ -204,7 +204,7 @@ func writeAudit(c *cobra.Command, a inventory.Audit, out output) error {
 		l.Sources = append(l.Sources, status.Source{Name: n.Name, State: "not audited", Error: n.Error, Warnings: n.Warnings})
 	}
 	err := status.WriteCluster(c.OutOrStdout(), l, status.Style{
-		Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"), Paint: painter(c.OutOrStdout()), Now: time.Now(),
+		Wide: out.format == "wide", Width: width(c.OutOrStdout(), out.format == "wide"), Paint: painter(c.OutOrStdout()), Now: time.Now(), Bare: bare,
 		Empty: fmt.Sprintf("No violations: %d nodes, %d ports open wider than loopback.", len(a.Nodes), wide),
 	})
 	for _, text := range a.Warnings {

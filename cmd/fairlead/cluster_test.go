@@ -83,7 +83,7 @@ func TestAuditExitStatus(t *testing.T) {
 		if err := os.WriteFile(policy, []byte("policies: [{nodes: {labels: {rol: edge}}, rules: []}]\n"+allowed), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		stdout, stderr, code := execute(t, append([]string{"audit", "--cluster", "-f", policy, "--kubeconfig", clusterOf(t, good)}, c.flags...)...)
+		stdout, stderr, code := execute(t, append([]string{"ls", "--cluster", "--violations", "-f", policy, "--kubeconfig", clusterOf(t, good)}, c.flags...)...)
 		if code != exitOK || !strings.Contains(stdout, c.warns) || strings.Contains(stdout, "is for no node") != (c.warns != "") {
 			t.Errorf("%q: status %d, want a warning with %q:\n%s\n%s", c.flags, code, c.warns, stdout, stderr)
 		}
@@ -109,10 +109,25 @@ func TestAuditExitStatus(t *testing.T) {
 			if err := os.WriteFile(policy, []byte(c.policy), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			stdout, stderr, code := execute(t, "audit", "--cluster", "-f", policy, "--kubeconfig", clusterOf(t, c.written))
+			stdout, stderr, code := execute(t, "ls", "--cluster", "--violations", "-f", policy, "--kubeconfig", clusterOf(t, c.written))
 			if code != c.code || !strings.Contains(stdout+stderr, c.want) || strings.Contains(stdout+stderr, "\x1b") {
 				t.Errorf("status %d, want %d and %q:\n%q\n%q", code, c.code, c.want, stdout, stderr)
 			}
 		})
+	}
+}
+
+func TestViolationsNeedAPolicy(t *testing.T) {
+	for args, want := range map[string]string{
+		"ls --violations -f p.yaml":                      "--violations: only with --cluster",
+		"ls --cluster --violations":                      "--violations: want -f POLICY with it",
+		"ls --cluster -f p.yaml":                         "--file: only with --violations",
+		"ls -f p.yaml":                                   "--file: only with --violations",
+		"ls --cluster --violations --filter x -f p.yaml": "--filter: not with --violations",
+		"ls --names --cluster":                           "--cluster: not with --names",
+	} {
+		if _, stderr, code := execute(t, strings.Fields(args)...); code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d, %q, want %q", args, code, stderr, want)
+		}
 	}
 }

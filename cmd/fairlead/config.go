@@ -21,9 +21,9 @@ import (
 )
 
 func newConfig() *cobra.Command {
-	root := &cobra.Command{Use: "config", Short: "Show or check the configuration, or print its JSON Schema", Args: noArgs, GroupID: groupCheck,
+	root := &cobra.Command{Use: "config", Short: "Show or check the configuration, print its JSON Schema, or set the log level", Args: noArgs, GroupID: groupCheck,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	root.AddCommand(newConfigShow(), newConfigCheck(), &cobra.Command{
+	root.AddCommand(newConfigShow(), newConfigCheck(), newLogLevel(), &cobra.Command{
 		Use: "schema", Short: "Print the JSON Schema of the configuration, for editors", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, err := c.OutOrStdout().Write(config.Schema())

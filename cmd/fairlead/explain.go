@@ -15,18 +15,29 @@ import (
 func newExplain() *cobra.Command {
 	var control string
 	var noDial bool
+	var query rulesQuery
 	var out output
 	c := &cobra.Command{
-		Use:   "explain PORT[/tcp|/udp]",
+		Use:   "explain PORT[/tcp|/udp] | --rules [NAME:]PORT[/tcp|/udp]",
 		Short: "Explain why a port is, or is not, reachable on the host, and what to do next",
 		Long: "Explain why a port is, or is not, reachable on the host, and what to do next.\n\n" +
+			"With --rules only the rules are looked at: which one decides, and how. They are those that the running agent\n" +
+			"or host uses, or those of --config FILE. The port need not exist. With a NAME it is one of a container or Service\n" +
+			"that is asked for by name, see `fairlead forward add`. On a host the guest is taken to ask for it as an agent\n" +
+			"without rules does.\n\n" +
 			"Exit status: 0 if it is reachable, or open and not tested, 1 if not or if the agent does not answer,\n" +
-			"2 usage error.",
-		Example: "  fairlead explain 8080\n  fairlead explain 53/udp\n  fairlead explain 8080 && xdg-open http://localhost:8080",
+			"2 usage error; with --rules 0 for any answer.",
+		Example: "  fairlead explain 8080\n  fairlead explain 53/udp\n  fairlead explain --rules 9229\n  fairlead explain --rules 53/udp --owner container --name dns\n  fairlead explain 8080 && xdg-open http://localhost:8080",
 		GroupID: groupInspect,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := out.validate(); err != nil {
 				return err
+			}
+			if err := query.validate(c); err != nil {
+				return err
+			}
+			if query.enabled {
+				return query.print(c, control, args[0], out.format == "json")
 			}
 			q, err := status.ParseQuery(args[0])
 			if err != nil {
@@ -52,6 +63,7 @@ func newExplain() *cobra.Command {
 	}
 	portArg(c, &control)
 	controlFlag(c, &control)
+	query.register(c)
 	c.Flags().BoolVar(&noDial, "no-dial", false, "do not connect to the server (TCP only)")
 	out.register(c, "text", "json")
 	return c

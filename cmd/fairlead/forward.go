@@ -21,31 +21,25 @@ import (
 )
 
 func newForward() *cobra.Command {
-	root := &cobra.Command{Use: "forward", Short: "Forward, pause and resume ports while fairlead runs", Args: noArgs, GroupID: groupChange,
-		Long: "Forward, pause and resume ports while fairlead runs, in the guest or on the host.\n\n" +
+	root := &cobra.Command{Use: "forward", Short: "Forward ports while fairlead runs", Args: noArgs, GroupID: groupChange,
+		Long: "Forward ports while fairlead runs, in the guest or on the host.\n\n" +
 			"What is added is a rule in a file of its own (--forwards-file), which survives restarts. These rules\n" +
 			"are evaluated after those of the configuration: they never allow what a rule there denies, and open\n" +
 			"no address that is not open without them.",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	root.AddCommand(newForwardAdd(), newForwardLs(),
-		newChange(forwards.Remove, "rm [NAME:]PORT[/tcp|/udp]", "Undo all that was added for a port", "  fairlead forward rm 8080\n  fairlead forward rm web:80"),
-		newSelect(forwards.Pause, "pause [[NAME:]PORT[/tcp|/udp]]", "Close a port, the ports of an owner, or all, until resumed; their connections are reset",
-			"  fairlead forward pause 8080\n  fairlead forward pause --owner 'web-*'"),
-		newSelect(forwards.Resume, "resume [[NAME:]PORT[/tcp|/udp]]", "Undo pause, with the same argument or flag",
-			"  fairlead forward resume 8080\n  fairlead forward resume --owner 'web-*'"))
+		newChange(forwards.Remove, "rm [NAME:]PORT[/tcp|/udp]", "Undo all that was added for a port", "  fairlead forward rm 8080\n  fairlead forward rm web:80"))
 	return root
 }
 
 func newDeny() *cobra.Command {
-	c := newChange(forwards.Deny, "deny PORT[/tcp|/udp]", "Close a port until it is allowed again; its connections are reset", "  fairlead deny 9229")
-	c.GroupID = groupChange
-	return c
+	return newSelect(forwards.Deny, "deny", "Close a port, the ports of an owner, or all, until allowed again; their connections are reset",
+		"  fairlead deny 9229\n  fairlead deny web:80\n  fairlead deny --owner 'web-*'\n  fairlead deny --all")
 }
 
 func newAllow() *cobra.Command {
-	c := newChange(forwards.Allow, "allow PORT[/tcp|/udp]", "Undo deny, or publish a port that is denied by default", "  fairlead allow 9229\n  fairlead allow 5353/udp")
-	c.GroupID = groupChange
-	return c
+	return newSelect(forwards.Allow, "allow", "Undo deny, with the same argument or flag, or publish a port that is denied by default",
+		"  fairlead allow 9229\n  fairlead allow 5353/udp\n  fairlead allow --owner 'web-*'")
 }
 
 func guestFlag(c *cobra.Command, guest *string) {
@@ -64,7 +58,8 @@ func newForwardAdd() *cobra.Command {
 			"  PROJECT/SERVICE:PORT       a service of Compose with one container\n" +
 			"  NAMESPACE/POD:PORT         a pod, or a container in a namespace of containerd\n" +
 			"  svc/NAMESPACE/NAME:PORT    a Service, by its own port\n\n" +
-			"Neither the port nor the container need exist: the forward is pending until something serves it.",
+			"Neither the port nor the container need exist: the forward is pending until something serves it. What is not\n" +
+			"published is asked for in the guest alone; on a host a NAME is of what the guest publishes by it.",
 		Example: "  fairlead forward add 8080 --to 18080\n  fairlead forward add 18080:8080\n  fairlead forward add 8125/udp --to 18125 --guest dev\n" +
 			"  fairlead forward add web:80 --to 8080\n  fairlead forward add svc/default/web:80",
 		Args: oneArg("a port such as 8080 or 53/udp, or a name and a port such as web:80"),
@@ -107,10 +102,10 @@ func newChange(op forwards.Op, use, short, example string) *cobra.Command {
 }
 
 // newSelect returns a command about a port, an owner or all.
-func newSelect(op forwards.Op, use, short, example string) *cobra.Command {
+func newSelect(op forwards.Op, name, short, example string) *cobra.Command {
 	var control string
 	q := forwards.Request{Op: op}
-	c := &cobra.Command{Use: use, Short: short, Example: example, Args: cobra.ArbitraryArgs,
+	c := &cobra.Command{Use: name + " [[NAME:]PORT[/tcp|/udp]]", Short: short, Example: example, Args: cobra.ArbitraryArgs, GroupID: groupChange,
 		RunE: func(c *cobra.Command, args []string) error {
 			selected := len(args)
 			for _, is := range []bool{q.Owner != "", q.All} {

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -19,8 +18,8 @@ import (
 )
 
 func newLogLevel() *cobra.Command {
-	root := &cobra.Command{Use: "loglevel", Short: "Print or set the log level of a running agent or host", Args: noArgs, GroupID: groupCheck,
-		Example: "  fairlead loglevel get\n  fairlead loglevel set debug --for 10m",
+	root := &cobra.Command{Use: "loglevel", Short: "Print or set the log level of a running agent or host", Args: noArgs,
+		Example: "  fairlead config loglevel get\n  fairlead config loglevel set debug --for 10m",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() }}
 	root.AddCommand(newLogLevelGet(), newLogLevelSet())
 	return root
@@ -30,7 +29,7 @@ func newLogLevelGet() *cobra.Command {
 	var control string
 	var out output
 	c := &cobra.Command{Use: "get", Short: "Print the log level, and those that are set for a time", Args: noArgs,
-		Example: "  fairlead loglevel get\n  fairlead loglevel get -o json",
+		Example: "  fairlead config loglevel get\n  fairlead config loglevel get -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := out.validate(); err != nil {
 				return err
@@ -55,15 +54,12 @@ func writeLevels(w io.Writer, s loglevel.State, now time.Time) error {
 		return err
 	}
 	for _, t := range s.Temporary {
-		what, by := "of all", ""
+		what := "of all"
 		if t.Component != "" {
 			what = "of " + t.Component
 		}
-		if t.ByHost {
-			by = ", by the host"
-		}
 		left := max(0, t.Until.Sub(now)).Round(time.Second)
-		if _, err := fmt.Fprintf(w, "%s %s for another %s%s\n", t.Level, what, left, by); err != nil {
+		if _, err := fmt.Fprintf(w, "%s %s for another %s\n", t.Level, what, left); err != nil {
 			return err
 		}
 	}
@@ -72,22 +68,19 @@ func writeLevels(w io.Writer, s loglevel.State, now time.Time) error {
 
 func newLogLevelSet() *cobra.Command {
 	var control string
-	var guest string
 	var r loglevel.Request
 	c := &cobra.Command{Use: "set LEVEL", Short: "Set the log level: debug, info, warn or error", Args: oneArg("a log level"),
 		Long: "Set the log level: debug, info, warn or error.\n\n" +
 			"Components are parts of fairlead: sources, sinks and packages. A line at debug level names its own. Their levels\n" +
-			"end by themselves, after 10 minutes if --for is not given; that of the whole remains until the process ends.\n\n" +
-			"With --guest, on a host, the level of a guest's agent is set to debug or info, for a time: a host only has it log\n" +
-			"more, in the guest's own log. It is also 10 minutes if --for is not given.",
-		Example:   "  fairlead loglevel set debug\n  fairlead loglevel set debug --for 10m\n  fairlead loglevel set debug --component nat,docker\n  fairlead loglevel set debug --guest dev",
+			"end by themselves, after 10 minutes if --for is not given; that of the whole remains until the process ends.",
+		Example:   "  fairlead config loglevel set debug\n  fairlead config loglevel set debug --for 10m\n  fairlead config loglevel set debug --component nat,docker",
 		ValidArgs: loglevel.Names(),
 		RunE: func(c *cobra.Command, args []string) error {
 			r.Level = args[0]
 			if err := checkLevel(c, &r); err != nil {
 				return usageError{err}
 			}
-			if err := setLevel(c.Context(), client(control), guest, r); err != nil {
+			if err := setLevel(c.Context(), client(control), r); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintln(c.OutOrStdout(), r.Level)
@@ -95,22 +88,18 @@ func newLogLevelSet() *cobra.Command {
 		}}
 	c.Flags().DurationVar(&r.Lasts, "for", 0, "restore the previous level after this time, such as 10m")
 	c.Flags().StringSliceVar(&r.Components, "component", nil, "set the level of this `COMPONENT` alone, such as nat (may be repeated)")
-	c.Flags().StringVar(&guest, "guest", "", "set the level of the agent of this guest, from its host")
 	controlFlag(c, &control)
 	completeWords(c, map[string][]string{"component": loglevel.Components()})
 	return c
 }
 
-// setLevel sets the level of a guest's agent, of components, or of the whole.
-func setLevel(ctx context.Context, control *status.Client, guest string, r loglevel.Request) (err error) {
-	switch {
-	case guest != "":
-		return control.SetGuestLevel(ctx, guest, r)
-	case len(r.Components) > 0:
+// setLevel sets the level of components, or of the whole.
+func setLevel(ctx context.Context, control *status.Client, r loglevel.Request) (err error) {
+	if len(r.Components) > 0 {
 		_, err = control.SetLogLevels(ctx, r)
-	default:
-		_, err = control.LogLevel(ctx, r.Level, r.Lasts)
+		return err
 	}
+	_, err = control.LogLevel(ctx, r.Level, r.Lasts)
 	return err
 }
 
@@ -122,27 +111,17 @@ func checkLevel(c *cobra.Command, r *loglevel.Request) error {
 	if c.Flags().Changed("component") && len(r.Components) == 0 {
 		return fmt.Errorf("--component \"\": want one of %s", strings.Join(loglevel.Components(), ", "))
 	}
-	ofGuest := c.Flags().Changed("guest")
 	for _, name := range r.Components {
-		if ofGuest { // it may be of another version: its agent knows
-			break
-		}
 		if known := loglevel.Components(); !slices.Contains(known, name) {
 			return fmt.Errorf("--component %q: want one of %s%s", name, strings.Join(known, ", "), yamltree.Suggest(name, known))
 		}
 	}
 	given := c.Flags().Changed("for")
-	if !given && (ofGuest || len(r.Components) > 0) {
+	if !given && len(r.Components) > 0 {
 		r.Lasts = loglevel.LastsDefault
 	}
 	if (given || r.Lasts != 0) && (r.Lasts < loglevel.LastsMin || r.Lasts > loglevel.LastsMax) {
 		return fmt.Errorf("--for %s: want %s to %s", r.Lasts, loglevel.LastsMin, loglevel.LastsMax)
-	}
-	if ofGuest {
-		if c.Flags().Lookup("guest").Value.String() == "" {
-			return errors.New("--guest \"\": want the name of a guest")
-		}
-		return r.CheckMore()
 	}
 	return nil
 }

@@ -118,7 +118,7 @@ func newRoot() *cobra.Command {
 		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
 	})
 	root.AddGroup(groups()...)
-	root.AddCommand(newHost(), newLs(), newWatch(), newNames(), newOpen(), newExplain(), newTrace(), newForward(), newDeny(), newAllow(), newExpose(), newRules(), newConfig(), newDoctor(), newLogLevel(), newWeb(), newMan(), newVersion())
+	root.AddCommand(newHost(), newLs(), newWatch(), newOpen(), newExplain(), newTrace(), newForward(), newDeny(), newAllow(), newExpose(), newConfig(), newDoctor(), newWeb(), newMan(), newVersion())
 	root.AddCommand(platformCommands()...)
 	root.AddCommand(guards()...)
 	root.SetHelpCommand(newHelp())

@@ -28,7 +28,7 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // platformCommands are hidden: they say where these programs run.
 func platformCommands() []*cobra.Command {
 	var list []*cobra.Command
-	for _, name := range []string{"agent", "audit", "publish", "demo"} {
+	for _, name := range []string{"agent", "publish", "demo"} {
 		list = append(list, &cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error {

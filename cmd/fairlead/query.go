@@ -123,7 +123,7 @@ const restartTimeout = time.Second
 func newLs() *cobra.Command {
 	var control string
 	var terms []string
-	var all, quiet, bare bool
+	var all, quiet, bare, names bool
 	var out output
 	var cluster clusterQuery
 	c := &cobra.Command{
@@ -131,11 +131,16 @@ func newLs() *cobra.Command {
 		Long: "List the ports, where they are reachable, and who serves them.\n\n" +
 			"AGE is how long the port is open; \">5m\" if it was open before fairlead saw it. On a terminal,\n" +
 			"or if COLUMNS is set, long cells are truncated; `fairlead explain PORT` has the whole reason.\n" +
-			"An agent lists all ports. A host lists what its guests publish, and with -a the other ports of its guests, too.",
-		Example: "  fairlead ls\n  fairlead ls -a\n  fairlead ls --filter state=conflict\n  fairlead ls -o json | jq '.publications[].hostAddresses'",
+			"An agent lists all ports. A host lists what its guests publish, and with -a the other ports of its guests, too.\n\n" +
+			"With --names a host lists the names by which it leads browsers to containers and Services: http://NAME, and\n" +
+			"http://PORT.NAME for one of several ports. `fairlead host --names 127.0.0.1:80` serves them." + longCluster,
+		Example: "  fairlead ls\n  fairlead ls -a\n  fairlead ls --names\n  fairlead ls --filter state=conflict\n  fairlead ls -o json | jq '.publications[].hostAddresses'",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := out.validate(); err != nil {
 				return err
+			}
+			if names {
+				return listNames(c, control, out)
 			}
 			if quiet && c.Flags().Changed("output") {
 				return usageError{errors.New("--quiet: want no --output with it")}
@@ -182,10 +187,31 @@ func newLs() *cobra.Command {
 	filterFlag(c, &terms)
 	allFlag(c, &all)
 	cluster.register(c)
+	cluster.registerViolations(c)
 	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only the host addresses of reachable ports, one per line")
 	c.Flags().BoolVar(&bare, "no-headers", false, "print the table without its first line")
+	c.Flags().BoolVar(&names, "names", false, "on a host that serves names, list these")
 	out.register(c, "table", "wide", "json")
 	return c
+}
+
+// listNames prints the names that a host serves.
+func listNames(c *cobra.Command, control string, out output) error {
+	for _, flag := range []string{"filter", "all", "quiet", "no-headers", "cluster", "violations", "file"} {
+		if c.Flags().Changed(flag) {
+			return usageError{fmt.Errorf("--%s: not with --names", flag)}
+		}
+	}
+	r, err := client(control).Names(c.Context())
+	if err != nil {
+		return err
+	}
+	if out.format == "json" {
+		return newEncoder(c.OutOrStdout()).Encode(versioned(r))
+	}
+	return status.WriteNames(c.OutOrStdout(), r, status.Style{
+		Width: width(c.OutOrStdout(), out.format == "wide"), Paint: painter(c.OutOrStdout()), Now: time.Now(),
+	})
 }
 
 // writeAddresses prints where ports are reachable, each address once.

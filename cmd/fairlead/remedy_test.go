@@ -35,7 +35,7 @@ func changing(t *testing.T, host bool) *forwards.Store {
 	done := make(chan error, 1)
 	log := slog.New(slog.DiscardHandler)
 	store := forwards.NewStore(filepath.Join(dir, "forwards.yaml"), rules.Empty(rules.Loopback()), host, log, func(*rules.Set) {})
-	s := status.NewServer(status.Options{Provider: guest{empty: true}, Forwards: store, Demands: func(string, port.Demand) string { return "it is absent" }, Logger: log})
+	s := status.NewServer(status.Options{Provider: guest{empty: true}, Forwards: store, Demands: func(port.Demand) string { return "it is absent" }, Logger: log})
 	go func() { done <- s.Serve(ctx, l, true) }()
 	t.Cleanup(func() {
 		cancel()

@@ -22,71 +22,71 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 )
 
-func newRules() *cobra.Command {
-	root := &cobra.Command{Use: "rules", Short: "Test the rules of a configuration", Args: noArgs, GroupID: groupCheck,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	root.AddCommand(newRulesTest())
-	return root
+// rulesQuery is what the flags of `fairlead explain --rules` say about a port.
+type rulesQuery struct {
+	enabled                            bool
+	file, address, source, kind, guest string
+	owner                              port.Owner
 }
 
-func newRulesTest() *cobra.Command {
-	var file, control, address, source, kind, guest string
-	var owner port.Owner
-	var out output
-	c := &cobra.Command{
-		Use:   "test [NAME:]PORT[/tcp|/udp]",
-		Short: "Print which rule decides about a port, and how",
-		Long: "Print which rule decides about a port, and how.\n\n" +
-			"The rules are those that the running agent or host uses, or those of --config FILE. The\n" +
-			"port need not exist. With a NAME it is one of a container or Service that is asked for by name, see\n" +
-			"`fairlead forward add`. On a host the guest is taken to ask for it as an agent without rules does.",
-		Example: "  fairlead rules test 9229\n  fairlead rules test 53/udp --owner container --name dns\n  fairlead rules test 8080 --guest dev\n  fairlead rules test web:80",
-		Args:    oneArg("a port such as 8080 or 53/udp, or a name and a port such as web:80"),
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := out.validate(); err != nil {
-				return err
-			}
-			d, slot, err := parsePort(args[0])
-			if err != nil {
-				return usageError{err}
-			}
-			if !d.IsZero() {
-				if c.Flags().Changed("source") && source != port.SourceDemand {
-					return usageError{fmt.Errorf("--source %s: what is asked for by name is of source %s", source, port.SourceDemand)}
-				}
-				source = port.SourceDemand
-				defaultsByName(c, d, &address, &kind, &owner)
-			}
-			addr, err := netip.ParseAddr(address)
-			if err != nil {
-				return usageError{fmt.Errorf("--address %q: want an IP address", address)}
-			}
-			if err := owner.Kind.UnmarshalText([]byte(kind)); err != nil || owner.Kind.String() != kind {
-				return usageError{fmt.Errorf("--owner %q: want container, service, process or unknown", kind)}
-			}
-			v, err := testRules(c, file, control, status.RuleQuery{
-				Key:    port.Key{Protocol: slot.Protocol, Address: addr.Unmap(), Port: slot.Port},
-				Source: source, Demand: d.String(), Owner: owner, Guest: guest,
-			})
-			if err != nil {
-				return err
-			}
-			return writeVerdict(c.OutOrStdout(), v, out.format == "json")
-		},
-	}
+func (q *rulesQuery) register(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&file, "config", "", "test the rules of this file instead of those of the running agent or host")
-	controlFlag(c, &control)
-	f.StringVar(&guest, "guest", "", "on a host: the guest that has the port")
-	f.StringVar(&address, "address", "0.0.0.0", "guest address of the port; with a NAME "+exampleAddress+" stands for the container's")
-	f.StringVar(&source, "source", "socket", "source that reports it: "+strings.Join(rules.Sources(), ", "))
-	f.StringVar(&kind, "owner", "process", "kind of its owner: container, service, process or unknown")
-	f.StringVar(&owner.Name, "name", "", "name of its owner")
-	f.StringVar(&owner.Namespace, "namespace", "", "namespace of its owner")
-	f.StringToStringVar(&owner.Labels, "label", nil, "label of its owner, `KEY=VALUE` (may be repeated)")
+	f.BoolVar(&q.enabled, "rules", false, "print only which rule decides about the port, which need not exist")
+	f.StringVar(&q.file, "config", "", "with --rules, those of this file instead of those of the running agent or host")
+	f.StringVar(&q.guest, "guest", "", "with --rules, on a host: the guest that has the port")
+	f.StringVar(&q.address, "address", "0.0.0.0", "with --rules, guest address of the port; with a NAME "+exampleAddress+" stands for the container's")
+	f.StringVar(&q.source, "source", "socket", "with --rules, source that reports it: "+strings.Join(rules.Sources(), ", "))
+	f.StringVar(&q.kind, "owner", "process", "with --rules, kind of its owner: container, service, process or unknown")
+	f.StringVar(&q.owner.Name, "name", "", "with --rules, name of its owner")
+	f.StringVar(&q.owner.Namespace, "namespace", "", "with --rules, namespace of its owner")
+	f.StringToStringVar(&q.owner.Labels, "label", nil, "with --rules, label of its owner, `KEY=VALUE` (may be repeated)")
 	f.Lookup("label").DefValue = ""
-	out.register(c, "text", "json")
-	return c
+}
+
+// validate refuses flags that need --rules, and the one that makes no sense with it.
+func (q *rulesQuery) validate(c *cobra.Command) error {
+	if q.enabled {
+		if c.Flags().Changed("no-dial") {
+			return usageError{errors.New("--no-dial: not with --rules")}
+		}
+		return nil
+	}
+	for _, flag := range []string{"config", "guest", "address", "source", "owner", "name", "namespace", "label"} {
+		if c.Flags().Changed(flag) {
+			return usageError{fmt.Errorf("--%s: only with --rules", flag)}
+		}
+	}
+	return nil
+}
+
+// print prints which rule decides about a port.
+func (q *rulesQuery) print(c *cobra.Command, control, at string, asJSON bool) error {
+	d, slot, err := parsePort(at)
+	if err != nil {
+		return usageError{err}
+	}
+	if !d.IsZero() {
+		if c.Flags().Changed("source") && q.source != port.SourceDemand {
+			return usageError{fmt.Errorf("--source %s: what is asked for by name is of source %s", q.source, port.SourceDemand)}
+		}
+		q.source = port.SourceDemand
+		defaultsByName(c, d, &q.address, &q.kind, &q.owner)
+	}
+	addr, err := netip.ParseAddr(q.address)
+	if err != nil {
+		return usageError{fmt.Errorf("--address %q: want an IP address", q.address)}
+	}
+	if err := q.owner.Kind.UnmarshalText([]byte(q.kind)); err != nil || q.owner.Kind.String() != q.kind {
+		return usageError{fmt.Errorf("--owner %q: want container, service, process or unknown", q.kind)}
+	}
+	v, err := testRules(c, q.file, control, status.RuleQuery{
+		Key:    port.Key{Protocol: slot.Protocol, Address: addr.Unmap(), Port: slot.Port},
+		Source: q.source, Demand: d.String(), Owner: q.owner, Guest: q.guest,
+	})
+	if err != nil {
+		return err
+	}
+	return writeVerdict(c.OutOrStdout(), v, asJSON)
 }
 
 // exampleAddress, of RFC 5737, stands for the address of a container or Service, which is not

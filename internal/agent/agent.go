@@ -68,9 +68,8 @@ type named interface {
 
 // Agent is the guest agent.
 type Agent struct {
-	cfg    config.Agent
-	log    *slog.Logger
-	levels *loglevel.Levels
+	cfg config.Agent
+	log *slog.Logger
 
 	sockets    *own.Sockets
 	observer   *observer.Observer
@@ -115,7 +114,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
 	a := &Agent{
-		cfg: cfg, log: log, levels: level, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(), busy: schedule.NewSignal(),
+		cfg: cfg, log: log, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(), busy: schedule.NewSignal(),
 		problems: schedule.NewSignal(), tried: schedule.NewSignal(), files: engine.NewFiles(log), started: uint64(privilege.Effective()),
 	}
 	if err := a.wireSources(); err != nil {
@@ -129,7 +128,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 		return nil, err
 	}
 	a.rules.Store(cfg.Rules)
-	a.demand.Ask(askedByRules, cfg.Rules.Demands(""))
+	a.demand.Ask(cfg.Rules.Demands())
 	a.forwards = forwards.NewStore(cfg.ForwardsFile, cfg.Rules, false, log, a.applyRules)
 	a.accepted.Store(&a.cfg)
 	a.provider = provider{a.registry, a.reconciler.Outcomes(), a.demand.Waiting()}
@@ -387,24 +386,16 @@ func (a *Agent) wireHostlink() error {
 	}
 	o := link.Options{
 		Role: link.RoleAgent, Identity: link.NewIdentity(), Name: machineName("guest"), Version: version.String(), Network: link.NetworkID(),
-		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, LogLevel: true, Logger: a.log,
+		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
 	h := hostlink.Options{
 		Epoch:      o.Identity,
 		Incomplete: func(generation uint64) []string { return a.reconciler.Incomplete(generation) },
 		Lookup:     func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
-		Published: func(k port.Key) bool {
-			_, ok := a.registry.Publications().View().Get(k)
-			return ok
-		},
-		Serve: a.forward.Serve, ServeUDP: a.forward.ServeUDP,
-		SetLogLevel: func(level string, components []string, lasts time.Duration) error {
-			return a.levels.Set(loglevel.Host, loglevel.Request{Level: level, Components: components, Lasts: lasts}, a.log)
-		},
+		Serve:      a.forward.Serve, ServeUDP: a.forward.ServeUDP,
 		Logger: a.log,
 	}
 	a.reportUnpublished(&h, &o)
-	a.takeDemands(&h, &o)
 	a.links = &links{endpoints: a.cfg.Link, trust: a.cfg.TLS, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
 	var err error
 	a.hostlink, err = hostlink.New(a.links, h)
@@ -560,11 +551,11 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 // applyRules has the rules decide from now on. They decide of nothing that is asked for by name
 // without the rule that asks for it.
 func (a *Agent) applyRules(set *rules.Set) {
-	asked := set.Demands("")
-	a.demand.Drop(askedByRules, asked) // without its rule it would be decided as any other port
+	asked := set.Demands()
+	a.demand.Drop(asked) // without its rule it would be decided as any other port
 	a.registry.SetRules(set)
 	a.rules.Store(set)
-	a.demand.Ask(askedByRules, asked)
+	a.demand.Ask(asked)
 }
 
 // releaseMemory returns memory to the kernel after the start, after all hooks were tried,

@@ -27,3 +27,8 @@ func (a *Agent) newPeerSink(s config.Sink) (auto.Sink, error) {
 	}
 	return vtunnel.New(vtunnel.Options{URL: s.URL, Memory: memory, Bridges: bridges, Logger: a.log})
 }
+
+// stateFile returns the path of a file that this agent alone has, also if another one has
+// its control socket in the same directory. It is beside the socket: the directory belongs
+// to root and is empty after a reboot.
+func (a *Agent) stateFile(name string) string { return a.cfg.Control + "." + name }

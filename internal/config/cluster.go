@@ -26,7 +26,7 @@ func (c *Agent) clusterFields() []field {
 		one("cluster.interval", "cluster-interval", "duration", &c.Cluster.Interval, duration(time.Second, time.Hour, false), stringOf,
 			"least time between two writes of changes"),
 		one("cluster.policy", "cluster-policy", "file", &c.Cluster.Policy, filePath(true), str,
-			"file with a policy as that of \"fairlead audit --cluster\", for metrics of what this node violates; needs cluster.inventory"),
+			"file with a policy as that of \"fairlead ls --cluster --violations\", for metrics of what this node violates; needs cluster.inventory"),
 	}
 }
 

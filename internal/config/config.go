@@ -86,9 +86,7 @@ type Agent struct {
 	// ReportUnpublished sends the host the ports that are denied, withheld or pending,
 	// with their owners, and the NAT rules that are not understood.
 	ReportUnpublished bool
-	// HostForwards lets the host ask for ports of containers and Services that nobody published.
-	HostForwards bool
-	EngineGrace  time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
+	EngineGrace       time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
 
 	// ObserverMethods limits how the observer attaches, for tests: nothing in a file,
 	// a flag or the environment sets it. Empty is no limit.

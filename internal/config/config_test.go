@@ -80,7 +80,6 @@ func agentSamples() []sample {
 		{"run.jobs", "6", "6"},
 		{"bridgeLoopback", "yes", "true"},
 		{"reportUnpublished", "no", "false"},
-		{"hostForwards", "yes", "true"},
 	}, commonSamples()...)
 }
 
@@ -241,7 +240,7 @@ func TestDefaults(t *testing.T) {
 		"source": "socket,nat,docker,podman,containerd,kube,users", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "eventBuffer": "2048", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "labels": "false", "rulesFile": "", "forwardsFile": "/var/lib/fairlead/forwards.yaml", "keepPrivileges": "false", "engineGrace": "30s",
-		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true", "hostForwards": "false",
+		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true",
 		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10", "run.jobs": "16",
 		"docker.hosts": "", "podman.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"linkPin": "", "linkCert": "", "linkKey": "",

@@ -77,12 +77,11 @@ rules:
 
 The server must expect the header on each connection (nginx: ` + "`listen 25 proxy_protocol`" + `), also on those within the guest, which
 have none. The header has the client's address on the host and the address that it connected to; IPv4 is written as mapped into IPv6
-where they are of two families. Flows by [name](names.md) have it, too. An older host peer does not say where the client connected:
-that is 0.0.0.0 or :: then. The header is for TCP alone: a rule without ` + "`protocol: tcp`" + `, or of a host, is refused.
+where they are of two families. Flows by [name](names.md) have it, too. The header is for TCP alone: a rule without ` + "`protocol: tcp`" + `, or of a host, is refused.
 
 Only the host peer knows clients. A relay that shows ports of the guest, as WSL's, and gvproxy or wsl-proxy, which the agent's
 other sinks use, hide them: they connect to the server themselves, without a header, or through the agent, which sends a header
-without addresses (` + "`UNSPEC`" + `) then. ` + "`explain`" + ` warns of that; ` + "`rules test`" + ` names the rule.
+without addresses (` + "`UNSPEC`" + `) then. ` + "`explain`" + ` warns of that; ` + "`explain --rules`" + ` names the rule.
 
 ## Several guests
 

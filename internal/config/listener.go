@@ -31,8 +31,6 @@ func (c *Agent) listenerFields() []field {
 			"let the peers of gvproxy and vtunnel reach ports of the guest's loopback"),
 		one("reportUnpublished", "report-unpublished", boolKind, &c.ReportUnpublished, truth, strconv.FormatBool,
 			"send the host, for display, the ports that are not published with their owners, and the NAT rules that are not understood"),
-		one("hostForwards", "host-forwards", boolKind, &c.HostForwards, truth, strconv.FormatBool,
-			"let the host ask for ports of containers and Services that nobody published (fairlead forward add NAME:PORT)"),
 	}
 }
 

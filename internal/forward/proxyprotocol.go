@@ -35,31 +35,21 @@ func (s *Server) announce(conn net.Conn, req Request) error {
 	if req.Hidden {
 		client = netip.AddrPort{}
 	}
-	at := req.At
-	if !at.IsValid() { // an older host does not say it
-		at = netip.AddrPortFrom(netip.Addr{}, req.Publication.Port)
-	}
 	_ = conn.SetWriteDeadline(time.Now().Add(s.opt.DialTimeout))
-	if _, err := conn.Write(appendProxyHeader(make([]byte, 0, proxyMax), client, at)); err != nil {
+	if _, err := conn.Write(appendProxyHeader(make([]byte, 0, proxyMax), client, req.At)); err != nil {
 		return fmt.Errorf("PROXY protocol header: %w", err)
 	}
 	return conn.SetWriteDeadline(time.Time{})
 }
 
 // appendProxyHeader appends a header of the PROXY protocol, version 2, for a TCP connection of
-// a client to an address. A client that is not valid gives one without addresses (UNSPEC). If
-// the address alone is not known, it is the unspecified one of the client's family. Where
+// a client to an address. A client that is not valid gives one without addresses (UNSPEC). Where
 // the families differ, IPv4 is written as mapped into IPv6.
 func appendProxyHeader(b []byte, client, at netip.AddrPort) []byte {
 	b = append(append(b, proxySignature...), proxyVersionCommand)
 	from, to := client.Addr().Unmap(), at.Addr().Unmap()
-	switch {
-	case !from.IsValid():
+	if !from.IsValid() {
 		return append(b, proxyUnspecified, 0, 0)
-	case !to.IsValid() && from.Is4():
-		to = netip.IPv4Unspecified()
-	case !to.IsValid():
-		to = netip.IPv6Unspecified()
 	}
 	if from.Is4() && to.Is4() {
 		b = append(b, proxyTCP4, 0, 2*4+2*2)

@@ -13,7 +13,7 @@ import (
 // Command returns the command line that makes the request, for a shell.
 func (q Request) Command() string {
 	words := map[Op]string{
-		Add: "forward add", Remove: "forward rm", Pause: "forward pause", Resume: "forward resume",
+		Add: "forward add", Remove: "forward rm",
 		Deny: "deny", Allow: "allow", Expose: "expose", Hide: "expose",
 	}
 	list := []string{"fairlead", words[q.Op]}

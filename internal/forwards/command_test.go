@@ -14,13 +14,13 @@ func TestCommand(t *testing.T) {
 		"fairlead forward add 8080/tcp --to 18080 --on-conflict next --bind all --guest 'd*'": {
 			Op: Add, Protocol: port.TCP, Port: 8080, To: 18080, OnConflict: "next", Bind: "all", Guest: "d*",
 		},
-		"fairlead forward rm web:80/tcp":              {Op: Remove, Demand: "web:80/tcp"},
-		"fairlead forward pause --all":                {Op: Pause, All: true},
-		`fairlead forward resume --owner 'it'\''s x'`: {Op: Resume, Owner: "it's x"},
-		"fairlead deny 5353/udp --guest vsock://3:1":  {Op: Deny, Protocol: port.UDP, Port: 5353, Guest: "vsock://3:1"},
-		"fairlead allow 8080/tcp":                     {Op: Allow, Protocol: port.TCP, Port: 8080},
-		"fairlead expose 8080/tcp --for 2h0m0s":       {Op: Expose, Protocol: port.TCP, Port: 8080, Seconds: 7200},
-		"fairlead expose 8080/tcp --end":              {Op: Hide, Protocol: port.TCP, Port: 8080},
+		"fairlead forward rm web:80/tcp":             {Op: Remove, Demand: "web:80/tcp"},
+		"fairlead deny --all":                        {Op: Deny, All: true},
+		`fairlead allow --owner 'it'\''s x'`:         {Op: Allow, Owner: "it's x"},
+		"fairlead deny 5353/udp --guest vsock://3:1": {Op: Deny, Protocol: port.UDP, Port: 5353, Guest: "vsock://3:1"},
+		"fairlead allow 8080/tcp":                    {Op: Allow, Protocol: port.TCP, Port: 8080},
+		"fairlead expose 8080/tcp --for 2h0m0s":      {Op: Expose, Protocol: port.TCP, Port: 8080, Seconds: 7200},
+		"fairlead expose 8080/tcp --end":             {Op: Hide, Protocol: port.TCP, Port: 8080},
 	} {
 		if got := q.Command(); got != want {
 			t.Errorf("got %s, want %s", got, want)

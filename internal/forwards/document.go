@@ -87,8 +87,8 @@ func (d document) inEffect(is func(rules.Rule) bool) string {
 	return "; in effect: " + strings.Join(names, ", ")
 }
 
-// pauses reports whether a rule is one that Pause makes.
-func pauses(r rules.Rule) bool {
+// denies reports whether a rule is one that Deny makes.
+func denies(r rules.Rule) bool {
 	n, ok := rank(r)
 	return ok && n == 0
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package forwards keeps the rules that users add while fairlead runs: ports that are
-// forwarded, paused, denied or allowed until that is undone. They are in a file of their
+// forwarded, denied or allowed until that is undone. They are in a file of their
 // own, so that they survive restarts and the configuration is never written to.
 package forwards
 
@@ -27,15 +27,13 @@ type Op string
 const (
 	Add    Op = "add"    // forward a port
 	Remove Op = "rm"     // undo all that was requested for a port
-	Pause  Op = "pause"  // close what is selected, until Resume
-	Resume Op = "resume" // undo Pause
-	Deny   Op = "deny"   // close a port, until Allow
+	Deny   Op = "deny"   // close what is selected, until Allow
 	Allow  Op = "allow"  // undo Deny, or allow what a default denies
 	Expose Op = "expose" // open a port wider, for a time
 	Hide   Op = "hide"   // undo Expose
 )
 
-// Request is a change. It selects one port, or for Pause and Resume also an owner or all.
+// Request is a change. It selects one port, or for Deny and Allow also an owner or all.
 type Request struct {
 	Op       Op            `json:"op"`
 	Protocol port.Protocol `json:"protocol,omitzero"`
@@ -43,7 +41,7 @@ type Request struct {
 	Owner    string        `json:"owner,omitempty"` // name of the owner; may be a glob
 	All      bool          `json:"all,omitempty"`
 	// Demand is a port of a container or Service, published or not, in place of Port: what
-	// port.ParseDemand reads. Only of Add, Remove, Pause and Resume.
+	// port.ParseDemand reads. Not of Expose and Hide.
 	Demand  string `json:"demand,omitempty"`
 	Guest   string `json:"guest,omitempty"`   // on a host: of this guest only
 	To      uint16 `json:"to,omitempty"`      // of Add: the host port; 0 is the guest's
@@ -92,15 +90,15 @@ func (q Request) validate() error {
 		}
 	}
 	switch {
-	case !slices.Contains([]Op{Add, Remove, Pause, Resume, Deny, Allow, Expose, Hide}, q.Op):
+	case !slices.Contains([]Op{Add, Remove, Deny, Allow, Expose, Hide}, q.Op):
 		return fmt.Errorf("unknown operation %q", q.Op)
 	case selected != 1:
 		return fmt.Errorf("%s: want one of a port, a port of a container or Service, an owner, or all", q.Op)
 	case q.Port != 0 && q.Protocol != port.TCP && q.Protocol != port.UDP:
 		return fmt.Errorf("%s: want protocol tcp or udp", q.Op)
-	case q.Demand != "" && !slices.Contains([]Op{Add, Remove, Pause, Resume}, q.Op):
-		return fmt.Errorf("%s: want a port; %s is for `fairlead forward add`, rm, pause and resume", q.Op, q.Demand)
-	case q.Port == 0 && q.Demand == "" && q.Op != Pause && q.Op != Resume:
+	case q.Demand != "" && (q.Op == Expose || q.Op == Hide):
+		return fmt.Errorf("%s: want a port; %s is for `fairlead forward add` and rm, `fairlead deny` and allow", q.Op, q.Demand)
+	case q.Port == 0 && q.Demand == "" && q.Op != Deny && q.Op != Allow:
 		return fmt.Errorf("%s: want a port", q.Op)
 	case q.Op == Expose && (q.Seconds < 1 || q.Seconds > int64(rules.MaxExposure/time.Second)):
 		return fmt.Errorf("%s: want a time of 1s to %s", q.Op, rules.MaxExposure)
@@ -127,7 +125,6 @@ func breaks(r rune) bool {
 type kind string
 
 const (
-	kindPause   kind = "pause"
 	kindDeny    kind = "deny"
 	kindForward kind = "forward"
 	kindAllow   kind = "allow"
@@ -139,7 +136,7 @@ const (
 // and what exposes last. It returns false for other rules, which remain where they are.
 func rank(r rules.Rule) (int, bool) {
 	word, _, _ := strings.Cut(r.Name, " ")
-	n, ok := map[kind]int{kindPause: 0, kindDeny: 1, kindForward: 5, kindAllow: 5, kindExpose: 6}[kind(word)]
+	n, ok := map[kind]int{kindDeny: 0, kindForward: 5, kindAllow: 5, kindExpose: 6}[kind(word)]
 	if !ok || n != 5 {
 		return n, ok
 	}
@@ -156,7 +153,7 @@ func rank(r rules.Rule) (int, bool) {
 // A forward is undone together with all else that was added for its port.
 func Undo(r rules.Rule) (Request, bool) {
 	word, _, _ := strings.Cut(r.Name, " ")
-	op, ok := map[kind]Op{kindPause: Resume, kindDeny: Allow, kindForward: Remove, kindAllow: Remove, kindExpose: Hide}[kind(word)]
+	op, ok := map[kind]Op{kindDeny: Allow, kindForward: Remove, kindAllow: Remove, kindExpose: Hide}[kind(word)]
 	q := Request{Op: op, Owner: r.Match.Name, Guest: r.Match.Guest, Demand: r.Match.Demand.String()}
 	if len(r.Match.Ports) > 0 && q.Demand == "" {
 		q.Protocol, q.Port = r.Match.Protocol, r.Match.Ports[0].First
@@ -171,7 +168,7 @@ func makes(k kind, r rules.Rule) bool {
 	m := r.Match
 	plain := rules.Match{Protocol: m.Protocol, Ports: m.Ports, Demand: m.Demand, Name: m.Name, Guest: m.Guest}
 	onePort := len(m.Ports) == 0 || len(m.Ports) == 1 && m.Ports[0].First == m.Ports[0].Last
-	return onePort && reflect.DeepEqual(m, plain) && r.Deny == (k == kindDeny || k == kindPause) && r.Exposes() == (k == kindExpose)
+	return onePort && reflect.DeepEqual(m, plain) && r.Deny == (k == kindDeny) && r.Exposes() == (k == kindExpose)
 }
 
 // block is the text of the rule that a request makes at a time, as the item of a list.
@@ -193,7 +190,7 @@ func (q Request) block(k kind, now time.Time) string {
 	if len(match) > 0 {
 		lines = append(lines, "  match: {"+strings.Join(match, ", ")+"}")
 	}
-	if k == kindDeny || k == kindPause {
+	if k == kindDeny {
 		return strings.Join(append(lines, "  action: deny"), "\n")
 	}
 	if k == kindExpose {
@@ -253,16 +250,8 @@ func (q Request) change(d document, now time.Time, permitted permit) (next docum
 			err = fmt.Errorf("forward %s exists already with another host port or address: remove it first with `fairlead forward rm`", q.target())
 		}
 	case Remove:
-		if remove(kindForward, kindAllow, kindDeny, kindPause, kindExpose); len(removed) == 0 && err == nil {
+		if remove(kindForward, kindAllow, kindDeny, kindExpose); len(removed) == 0 && err == nil {
 			err = fmt.Errorf("nothing was added for %s: `fairlead forward ls` lists what was", q.target())
-		}
-	case Pause:
-		if !has(kindPause) {
-			add(kindPause)
-		}
-	case Resume:
-		if remove(kindPause); len(removed) == 0 && err == nil {
-			err = fmt.Errorf("%s is not paused%s", q.target(), d.inEffect(pauses))
 		}
 	case Deny:
 		remove(kindAllow)
@@ -270,7 +259,11 @@ func (q Request) change(d document, now time.Time, permitted permit) (next docum
 			add(kindDeny)
 		}
 	case Allow:
-		if remove(kindDeny); len(removed) == 0 && !has(kindForward) && !has(kindAllow) {
+		switch remove(kindDeny); {
+		case len(removed) > 0:
+		case q.Port == 0 && err == nil:
+			err = fmt.Errorf("%s is not denied%s", q.target(), d.inEffect(denies))
+		case !has(kindForward) && !has(kindAllow):
 			add(kindAllow)
 		}
 	case Expose:

@@ -119,12 +119,10 @@ func TestChangesAreAppliedAndUndone(t *testing.T) {
 		{forward(8080, 18080), "127.0.0.1:18080"}, // again: nothing to do
 		{tcp(Deny, 8080), "denied by runtime rule 1 (deny 8080/tcp)"},
 		{tcp(Allow, 8080), "127.0.0.1:18080"},
-		{tcp(Pause, 8080), "denied by runtime rule 1 (pause 8080/tcp)"},
-		{tcp(Resume, 8080), "127.0.0.1:18080"},
-		{Request{Op: Pause, Owner: "w*"}, "denied by runtime rule 1 (pause owner w*)"},
-		{Request{Op: Resume, Owner: "w*"}, "127.0.0.1:18080"},
-		{Request{Op: Pause, All: true}, "denied by runtime rule 1 (pause all)"},
-		{Request{Op: Resume, All: true}, "127.0.0.1:18080"},
+		{Request{Op: Deny, Owner: "w*"}, "denied by runtime rule 1 (deny owner w*)"},
+		{Request{Op: Allow, Owner: "w*"}, "127.0.0.1:18080"},
+		{Request{Op: Deny, All: true}, "denied by runtime rule 1 (deny all)"},
+		{Request{Op: Allow, All: true}, "127.0.0.1:18080"},
 		{tcp(Remove, 8080), "127.0.0.1:8080"},
 	} {
 		f.do(step.q)
@@ -186,11 +184,11 @@ func TestRefusedRequests(t *testing.T) {
 	f.refuse(forward(9091, 0), `host port 9091 is taken by "forward 9090/tcp"`)
 	f.refuse(forward(8080, 1), "exists already")
 	f.refuse(tcp(Remove, 1), "nothing was added for 1/tcp")
-	f.refuse(tcp(Resume, 8080), "8080/tcp is not paused")
-	f.refuse(Request{Op: Pause}, "want one of a port, a port of a container or Service, an owner, or all")
+	f.refuse(Request{Op: Allow, Owner: "web"}, "owner web is not denied")
+	f.refuse(Request{Op: Deny}, "want one of a port, a port of a container or Service, an owner, or all")
 	f.refuse(Request{Op: "widen", All: true}, "unknown operation")
 	for _, c := range []string{"\n", "\t", "\x00", "\x7f", "\u0085", "\u009f", "\u2028", "\u2029", "\xff"} {
-		f.refuse(Request{Op: Pause, Owner: "a" + c + "b"}, "control characters")
+		f.refuse(Request{Op: Deny, Owner: "a" + c + "b"}, "control characters")
 		f.refuse(Request{Op: Deny, Protocol: port.TCP, Port: 1, Guest: "a" + c + "b"}, "control characters")
 	}
 	f.refuse(Request{Op: Deny, Port: 80, Protocol: port.TCP, To: 81}, "only a forward has a host port")
@@ -203,8 +201,8 @@ func TestRefusedRequests(t *testing.T) {
 	q := forward(70, 0)
 	q.Guest = "dev"
 	f.refuse(q, "an agent has no guests")
-	f.do(Request{Op: Pause, All: true})
-	f.refuse(tcp(Resume, 8080), `in effect: "pause all"`)
+	f.do(Request{Op: Deny, All: true})
+	f.refuse(Request{Op: Allow, Owner: "web"}, `in effect: "deny all"`)
 	f.do(Request{Op: Add, Protocol: port.UDP, Port: 8080}) // another protocol
 	f.path = ""
 	f.refuse(tcp(Deny, 1), "forwardsFile")
@@ -247,8 +245,8 @@ func TestNamesOfRulesByHand(t *testing.T) {
 		t.Errorf("%+v\n%s", r, f.text())
 	}
 	f.refuse(tcp(Remove, 9229), "nothing was added for 9229/tcp")
-	f.write("rules: [{name: pause all, match: {owner: container}, action: deny}]\n")
-	f.refuse(Request{Op: Resume, All: true}, "all is not paused")
+	f.write("rules: [{name: deny all, match: {owner: container}, action: deny}]\n")
+	f.refuse(Request{Op: Allow, All: true}, "all is not denied")
 }
 
 // A file that is too large is called that.
@@ -371,18 +369,18 @@ rules: # as I want them
 func TestEditsByHandAreKept(t *testing.T) {
 	f := newFixture(t, configOfTest)
 	f.write(byHand)
-	f.do(tcp(Pause, 9000))
+	f.do(tcp(Deny, 9000))
 	f.do(forward(8080, 18080))
 	for line := range strings.Lines(byHand) {
 		if !strings.Contains(f.text(), line) {
 			t.Errorf("line lost: %q", line)
 		}
 	}
-	want := []string{"hand", "pause 9000/tcp", "forward 9000/tcp", "forward 8080/tcp"}
+	want := []string{"hand", "deny 9000/tcp", "forward 9000/tcp", "forward 8080/tcp"}
 	if names := f.names(); !slices.Equal(names, want) {
 		t.Errorf("order %q, want %q", names, want)
 	}
-	f.do(tcp(Resume, 9000))
+	f.do(tcp(Allow, 9000))
 	f.do(tcp(Remove, 8080))
 	if f.text() != byHand {
 		t.Errorf("not restored:\n%s", f.text())
@@ -459,11 +457,11 @@ func TestConcurrentChangesLoseNothing(t *testing.T) {
 func TestNamesAreQuoted(t *testing.T) {
 	f := newFixture(t, configOfTest)
 	for _, name := range []string{`a"}, action: allow #`, "{*}", "- x", "ü: é", `\`, "yes", "<b>&"} {
-		f.do(Request{Op: Pause, Owner: name})
-		if !slices.Contains(f.names(), "pause owner "+name) {
+		f.do(Request{Op: Deny, Owner: name})
+		if !slices.Contains(f.names(), "deny owner "+name) {
 			t.Errorf("%q: rules %q", name, f.names())
 		}
-		f.do(Request{Op: Resume, Owner: name})
+		f.do(Request{Op: Allow, Owner: name})
 	}
 }
 
@@ -497,9 +495,9 @@ func TestEmptiedFileKeepsItsRules(t *testing.T) {
 func TestUndo(t *testing.T) {
 	for _, q := range []Request{
 		{Op: Add, Protocol: port.TCP, Port: 8080, To: 18080}, {Op: Add, Protocol: port.UDP, Port: 53, Guest: "dev"},
-		{Op: Pause, Protocol: port.TCP, Port: 8080, Guest: "d*"}, {Op: Pause, Owner: `we"b of guest x`}, {Op: Pause, Owner: "web-*", Guest: "dev"},
-		{Op: Pause, All: true}, {Op: Deny, Protocol: port.TCP, Port: 8080}, {Op: Allow, Protocol: port.UDP, Port: 5353},
-		{Op: Add, Demand: "web:80", To: 8080}, {Op: Add, Demand: "svc/default/dns:53/udp", Guest: "dev"}, {Op: Pause, Demand: "shop/web:80/tcp"},
+		{Op: Deny, Protocol: port.TCP, Port: 8080, Guest: "d*"}, {Op: Deny, Owner: `we"b of guest x`}, {Op: Deny, Owner: "web-*", Guest: "dev"},
+		{Op: Deny, All: true}, {Op: Deny, Protocol: port.TCP, Port: 8080}, {Op: Allow, Protocol: port.UDP, Port: 5353},
+		{Op: Add, Demand: "web:80", To: 8080}, {Op: Add, Demand: "svc/default/dns:53/udp", Guest: "dev"}, {Op: Deny, Demand: "shop/web:80/tcp"},
 	} {
 		f := newFixture(t, configOfTest)
 		before := f.Generation()
@@ -519,12 +517,12 @@ func TestUndo(t *testing.T) {
 	f := newFixture(t, configOfTest)
 	f.write("rules:\n" +
 		"  - {name: mine, match: {ports: 8080}, action: deny}\n" +
-		"  - {name: pause 8080/tcp, match: {protocol: tcp, ports: 8081}, action: deny}\n" +
+		"  - {name: deny 8080/tcp, match: {protocol: tcp, ports: 8081}, action: deny}\n" +
 		"  - {match: {ports: 8082}, action: deny}\n" +
 		"  - {name: 'forward web:80/tcp', match: {protocol: tcp, ports: 80, demand: 'api:80/tcp'}, action: allow}\n" +
 		"  - {name: forward 80/tcp, match: {protocol: tcp, ports: 80, demand: 'web:80/tcp'}, action: allow}\n" +
 		"  - {name: forward 8080/tcp, match: {protocol: tcp, ports: 8080, address: 127.0.0.1}, action: allow}\n" +
-		"  - {name: pause 8084/tcp, match: {protocol: tcp, ports: 8084-8090}, action: deny}\n" +
+		"  - {name: deny 8084/tcp, match: {protocol: tcp, ports: 8084-8090}, action: deny}\n" +
 		"  - {name: forward 8083/tcp, match: {protocol: tcp, ports: 8083}, action: deny}\n")
 	list, err := f.List()
 	if err != nil || len(list) != 8 {
@@ -548,8 +546,8 @@ func TestDemandIsKept(t *testing.T) {
 		t.Errorf("the same again: %+v", r)
 	}
 	f.do(Request{Op: Add, Demand: "svc/default/dns:53/udp", Guest: "dev"})
-	f.do(demandOf(Pause, "web:80", 0))
-	want := []string{"pause web:80/tcp", "forward svc/default/dns:53/udp of guest dev", "forward web:80/tcp", "forward 80/tcp"}
+	f.do(demandOf(Deny, "web:80", 0))
+	want := []string{"deny web:80/tcp", "forward svc/default/dns:53/udp of guest dev", "forward web:80/tcp", "forward 80/tcp"}
 	if got := f.names(); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -562,10 +560,10 @@ func TestDemandIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := set.Demands("dev"); len(got) != 2 || got[0].String() != "svc/default/dns:53/udp" || got[1].String() != "web:80/tcp" {
+	if got := set.Demands(); len(got) != 2 || got[0].String() != "svc/default/dns:53/udp" || got[1].String() != "web:80/tcp" {
 		t.Errorf("asked for: %v", got)
 	}
-	f.do(demandOf(Resume, "web:80", 0))
+	f.do(demandOf(Allow, "web:80", 0))
 	f.do(demandOf(Remove, "web:80", 0))
 	if got := f.names(); !slices.Equal(got, []string{want[1], want[3]}) {
 		t.Errorf("%q", got)
@@ -582,10 +580,10 @@ func TestDemandIsRefused(t *testing.T) {
 	f.refuse(forward(8080, 0), `host port 8080 is taken by "forward web:80/tcp"`)
 	f.refuse(demandOf(Add, "web:81", 0), "rule 2 of the configuration denies it")
 	f.refuse(demandOf(Add, "web", 0), "no port")
-	f.refuse(demandOf(Deny, "web:80", 0), "deny: want a port")
+	f.refuse(Request{Op: Expose, Demand: "web:80", Seconds: 60}, "expose: want a port")
 	f.refuse(Request{Op: Add, Demand: "web:80", Port: 80, Protocol: port.TCP}, "want one of")
 	f.refuse(demandOf(Remove, "gone:80", 0), "nothing was added for gone:80/tcp")
-	f.refuse(demandOf(Resume, "web:80", 0), "web:80/tcp is not paused")
+	f.refuse(demandOf(Allow, "web:80", 0), "web:80/tcp is not denied")
 }
 
 // A file that an editor of Windows saved can be changed, and keeps all that is in it.

@@ -79,9 +79,6 @@ type guest struct {
 	remote     bool
 	since      time.Time
 
-	asked   levelRequests
-	demands demands
-
 	writer schedule.Signal // there is something to write
 	limits limits
 
@@ -143,9 +140,6 @@ func itemsIn(c wire.Control) (n int) {
 	}
 	if u := c.Unpublished; u != nil {
 		n += len(u.Put) + len(u.Removed)
-	}
-	if c.Demanded != nil {
-		n += len(c.Demanded.Waiting)
 	}
 	return n
 }
@@ -312,7 +306,6 @@ func (g *guest) lost(err error, code string, remote bool) {
 		return
 	}
 	g.connected, g.err, g.code, g.remote, g.since = false, text, code, remote, time.Now()
-	g.h.listWaiting()
 	if was {
 		g.setAway(true)
 		g.h.publish()
@@ -334,7 +327,6 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	defer stop()
 
 	g.h.mu.Lock()
-	g.demandsBegin(session.Peer())
 	g.peer, g.ack, g.resync = session.Peer(), false, ""
 	clear(g.dirty)
 	g.h.mu.Unlock()
@@ -355,8 +347,7 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	wg.Wait()
 	g.flows.use(nil)
 	g.h.mu.Lock()
-	g.asked.end()
-	if len(g.pubs)+len(g.others)+len(g.demands.waiting) > 0 && g.graceEnd.IsZero() {
+	if len(g.pubs)+len(g.others) > 0 && g.graceEnd.IsZero() {
 		g.graceEnd = time.Now().Add(g.h.opt.Grace)
 		g.h.timers.Notify()
 	}
@@ -441,10 +432,6 @@ func (g *guest) read(ctx context.Context, session link.Session) error {
 			}
 		case c.Unpublished != nil:
 			g.applyUnpublished(ctx, c.Unpublished)
-		case c.LogLevelSet != nil:
-			g.answered(c.LogLevelSet)
-		case c.Demanded != nil:
-			g.applyDemanded(ctx, c.Demanded)
 		}
 		// Changes before the requested snapshot have a base that is missing here.
 		// Agents send nothing else.
@@ -458,8 +445,6 @@ func (g *guest) linked(session link.Session) {
 	defer g.h.mu.Unlock()
 	g.graceEnd = time.Time{}
 	g.connected, g.err, g.code, g.remote, g.since = true, "", "", false, time.Now()
-	g.writer.Notify() // it is told what is asked for by name
-	g.h.listWaiting()
 	g.log.Info("guest connected", "address", g.peer.Address, "name", g.peer.Name,
 		"version", g.peer.Version, "proof", g.peer.Proof, "publications", len(g.pubs))
 }
@@ -500,11 +485,7 @@ func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
 	}
 	g.sender, g.incomplete = g.peer, len(s.Incomplete) > 0
 	if n := g.kept.len(); n > 0 && !g.connected {
-		until := "it has read all of its sources"
-		if !g.incomplete {
-			until = "it has said what became of the names that were asked for"
-		}
-		g.log.Info("keeping ports that the guest published before", "until", until,
+		g.log.Info("keeping ports that the guest published before", "until", "it has read all of its sources",
 			"sources", []string(s.Incomplete), "publications", n, "for", time.Until(g.keptEnd).Round(time.Second))
 	}
 	g.graceEnd = time.Time{}
@@ -539,7 +520,6 @@ func (g *guest) applyChange(ctx context.Context, c *wire.Change) (ok bool, err e
 func (g *guest) applied(ctx context.Context, generation uint64, count interface{ Add(uint64) uint64 }) error {
 	count.Add(1)
 	g.generation, g.ack, g.resync = generation, true, ""
-	g.removeReplaced()
 	g.limitKept()
 	g.h.commit(ctx)
 	g.writer.Notify()
@@ -567,10 +547,6 @@ func (g *guest) put(p wire.Publication) {
 	g.text += p.TextBytes() - pub.wire.TextBytes()
 	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule || pub.wire.Wish() != p.Wish() ||
 		(len(pub.wire.Demands) > 0) != (len(p.Demands) > 0)
-	if !slices.Equal(pub.wire.Demands, p.Demands) {
-		g.countDemands(pub.wire.Demands, -1)
-		g.countDemands(p.Demands, 1)
-	}
 	pub.wire = p
 	if again {
 		g.h.touch(pub)
@@ -586,13 +562,6 @@ func (g *guest) put(p wire.Publication) {
 func (g *guest) decide(pub *publication) {
 	h := g.h
 	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
-	if g.isEnding(pub) {
-		pub.onConflict = port.OnConflictWait // its rule has gone, and what that chose
-		pub.forget(nil)
-		if d.Allow {
-			d = port.Decision{Pending: true, Reason: "this host does not ask for it any more"}
-		}
-	}
 	if d.Allow {
 		if pub.onConflict != d.OnConflict {
 			pub.onConflict = d.OnConflict
@@ -627,7 +596,7 @@ func (g *guest) decide(pub *publication) {
 		}
 		isNew = true
 		c := &claim{guest: g, key: pub.Key, addr: a, pub: pub}
-		if pub.isDemanded() {
+		if pub.wire.Source == port.SourceDemand {
 			c.names = pub.wire.Demands
 		}
 		c.outcome = port.Outcome{Key: pub.Key, State: port.Pending, HostAddress: a, Since: time.Now()}
@@ -682,7 +651,6 @@ func (g *guest) remove(k port.Key) {
 	}
 	g.unkeep(pub)
 	g.text -= pub.wire.TextBytes()
-	g.countDemands(pub.wire.Demands, -1)
 	delete(g.pubs, k)
 	delete(g.dirty, k)
 	g.h.changed[pub] = struct{}{}
@@ -694,8 +662,6 @@ func (g *guest) withdraw() {
 		g.remove(k)
 	}
 	g.dropUnpublished()
-	g.demands.waiting = nil
-	g.h.listWaiting()
 }
 
 // setAway notes whether the guest's ports lead nowhere at present. h.mu is held.
@@ -780,14 +746,10 @@ func (g *guest) messages() []wire.Control {
 	h := g.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	list := g.asked.take()
-	if d := g.demandMessage(); d != nil {
-		list = append(list, wire.Control{Demand: d})
-	}
 	if g.resync != "" {
 		c := wire.Control{Resync: &wire.Resync{Reason: g.resync}}
 		g.resync = ""
-		return append(list, c)
+		return []wire.Control{c}
 	}
 	var out []wire.Outcome
 	for _, k := range slices.SortedFunc(maps.Keys(g.dirty), port.Key.Compare) {
@@ -804,9 +766,9 @@ func (g *guest) messages() []wire.Control {
 	}
 	if g.ack {
 		g.ack = false
-		return append(list, wire.Ack{Generation: g.generation, Outcomes: out}.Split()...)
+		return wire.Ack{Generation: g.generation, Outcomes: out}.Split()
 	}
-	return append(list, wire.Outcomes{Outcomes: out}.Split()...)
+	return wire.Outcomes{Outcomes: out}.Split()
 }
 
 // equal reports whether both are the same.

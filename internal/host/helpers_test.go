@@ -71,8 +71,6 @@ type agent struct {
 	acked    uint64
 	resyncs  []string
 	greet    func() []wire.Control // what a new session begins with
-	levels   chan wire.LogLevel    // that the host asked for
-	demands  chan wire.Demand      // what it asked for by name
 
 	onSession func(link.Session)                              // runs beside each session
 	onFlow    func(link.Stream, wire.FlowRequest) (took bool) // in place of the server
@@ -91,8 +89,6 @@ func newAgent(t *testing.T, name string) *agent {
 		t: t, name: name, server: s,
 		dial:     make(map[port.Key][]netip.AddrPort),
 		outcomes: make(map[port.Key][]port.Outcome),
-		levels:   make(chan wire.LogLevel, 2*maxLevelRequests),
-		demands:  make(chan wire.Demand, 8),
 	}
 	if hasConnections(t) {
 		dir, err := os.MkdirTemp("", "host") // t.TempDir is too long for a socket
@@ -234,10 +230,6 @@ func (a *agent) read(s link.Session) {
 			outcomes = c.Outcomes.Outcomes
 		case c.Resync != nil:
 			a.resyncs = append(a.resyncs, c.Resync.Reason)
-		case c.LogLevel != nil:
-			a.levels <- *c.LogLevel
-		case c.Demand != nil:
-			a.demands <- *c.Demand
 		}
 		seen := make(map[port.Key]bool)
 		for _, o := range outcomes {

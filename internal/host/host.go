@@ -247,7 +247,7 @@ type Stats struct {
 type Host struct {
 	opt      Options
 	table    *table.Table[ID, Publication]
-	others   *table.Table[UnpublishedID, Unpublished]
+	others   *table.Table[ID, Unpublished]
 	meter    forward.Meter // A is the client
 	acceptor *own.Acceptor
 	stats    struct {
@@ -271,13 +271,11 @@ type Host struct {
 	changed map[*publication]struct{}
 	anyPort map[*slot]struct{} // slots of any free port
 	retries schedule.Deadlines[*slot]
-	unheld  map[*slot]struct{}       // holder to be looked up
-	waits   map[UnpublishedID]string // what others lists of what is asked for by name, and why it waits
-	relist  bool                     // waits may be others now
-	moved   map[movedID]move         // ports that were opened instead of others
-	unsaved schedule.Signal          // moved is to be written
-	peak    compact.Peak             // of groups
-	work    int                      // publications that changed since busy was notified
+	unheld  map[*slot]struct{} // holder to be looked up
+	moved   map[ID]move        // ports that were opened instead of others
+	unsaved schedule.Signal    // moved is to be written
+	peak    compact.Peak       // of groups
+	work    int                // publications that changed since busy was notified
 	busy    schedule.Signal
 
 	wg sync.WaitGroup // listeners and flows
@@ -292,7 +290,7 @@ func New(opt Options) (*Host, error) {
 	h := &Host{
 		opt:      opt,
 		table:    table.New[ID, Publication](ID.Compare),
-		others:   table.New[UnpublishedID, Unpublished](UnpublishedID.compare),
+		others:   table.New[ID, Unpublished](ID.Compare),
 		timers:   schedule.NewSignal(),
 		lookup:   schedule.NewSignal(),
 		policy:   opt.Policy,
@@ -309,17 +307,13 @@ func New(opt Options) (*Host, error) {
 	for _, g := range opt.Guests {
 		h.guests = append(h.guests, newGuest(h, g))
 	}
-	for _, g := range h.guests {
-		g.ask()
-	}
 	before := len(h.moved)
-	maps.DeleteFunc(h.moved, func(id movedID, _ move) bool { // of a guest that is not configured any more
+	maps.DeleteFunc(h.moved, func(id ID, _ move) bool { // of a guest that is not configured any more
 		return !slices.ContainsFunc(h.guests, func(g *guest) bool { return g.name == id.Guest })
 	})
 	if len(h.moved) < before {
 		h.unsaved.Notify()
 	}
-	h.listWaiting()
 	return h, nil
 }
 
@@ -361,11 +355,6 @@ func (h *Host) SetPolicy(p Policy) {
 	defer h.mu.Unlock()
 	h.policy, h.renewed = p, true
 	h.timers.Notify()
-	for _, g := range h.guests {
-		g.ask()
-		g.writer.Notify() // other ports may be asked for by name
-	}
-	h.listWaiting()
 }
 
 // Run follows the guests until ctx ends, then closes all and returns nil. It may
@@ -426,7 +415,6 @@ func (h *Host) due(ctx context.Context, now time.Time) {
 		if !g.keptEnd.IsZero() && !g.keptEnd.After(now) {
 			g.removeKept("its time is over")
 		}
-		g.decideEnded(now)
 	}
 	// What is due soon is done now: one wake-up for many.
 	for _, s := range h.retries.TakeAll(now.Add(retrySlack)) {
@@ -451,7 +439,7 @@ func (h *Host) renew() {
 func (h *Host) next() time.Time {
 	at := h.retries.Next()
 	for _, g := range h.guests {
-		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd, g.nextEnd()} {
+		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd} {
 			if !end.IsZero() && (at.IsZero() || end.Before(at)) {
 				at = end
 			}
@@ -465,9 +453,6 @@ func (h *Host) next() time.Time {
 func (h *Host) publish() {
 	if len(h.changed) == 0 {
 		return
-	}
-	if h.relist {
-		h.listWaiting()
 	}
 	h.table.Update(func(tx *table.Tx[ID, Publication]) {
 		for p := range h.changed {

@@ -168,7 +168,7 @@ func TestIncompleteSnapshotKeepsPorts(t *testing.T) {
 			wantOpen(t, network, 81)
 		})
 	})
-	t.Run("and not with an older agent", func(t *testing.T) {
+	t.Run("and not if it is complete", func(t *testing.T) {
 		keptRig(t, func(a *agent, _ *Host, network *memory) {
 			a.restart(snapshot(1, pub(p80)))
 			time.Sleep(time.Second)
@@ -352,76 +352,14 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 	}
 }
 
-// A port that the host asks for by name is kept while the agent restarts, which is told of it
-// after its first snapshot, until that has said what became of it.
-func TestPortByNameIsKeptUntilTheGuestAnswers(t *testing.T) {
-	web, moved, both := webByName(), webByName(), webByName()
-	moved.Key.Address = netip.MustParseAddr("172.17.0.3")
-	both.Demands = wire.List[string]{"shop/web:80/tcp", "web:80/tcp"}
-	movedBoth := moved
-	movedBoth.Demands = wire.List[string]{"web:80/tcp", "shop/web:80/tcp"}
-	waits := func(why string) wire.Control {
-		return wire.Control{Demanded: &wire.Demanded{Waiting: wire.List[wire.Waiting]{{Port: "web:80/tcp", Reason: why}}}}
-	}
-	is := func(cs ...wire.Control) []wire.Control { return cs }
-	tests := []struct {
-		name     string
-		before   wire.Publication
-		first    []wire.Control // of the new process
-		says     []wire.Control
-		closed   bool // at once
-		open     bool // after what it says
-		kept     bool
-		listened int // in all
-	}{
-		{"it is there", web, is(snapshot(1)), is(put(1, web)), false, true, false, 1},
-		{"it is there, beside a slow engine", web, is(incomplete(1)), is(snapshot(2), put(2, web)), false, true, false, 1},
-		{"it is at another address", web, is(snapshot(1)), is(put(1, moved)), false, true, false, 1},
-		{"it is at another address, with its other name first", both, is(snapshot(1)), is(put(1, movedBoth)), false, true, false, 1},
-		{"it is gone", web, is(snapshot(1)), is(waits("no container")), false, false, false, 1},
-		{"it is gone, as a slow engine says", web, is(incomplete(1)), is(waits("no container"), snapshot(2)), false, false, false, 1},
-		{"it is gone, as the guest knows itself", web, is(waits("no container"), snapshot(1)), nil, true, false, false, 1},
-		{"no engine has answered", web, is(incomplete(1)), is(waits("no container")), false, true, true, 1},
-		{"it has not answered", web, is(snapshot(1)), nil, false, true, true, 1},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a := newAgent(t, "vm")
-				a.hello = "box"
-				a.begins(snapshot(7, tt.before))
-				network := newMemory()
-				h, stop := startGuests(t, Options{Network: network, Policy: asking(t, "web:80"), Guests: []Guest{a.demandingGuest()}})
-				defer stop()
-				<-a.demands
-				wantOpen(t, network, 80)
-				a.restart(tt.first...)
-				<-a.demands
-				synctest.Wait()
-				if lost := isLost(h, web.Key); lost == tt.closed {
-					t.Errorf("shown as lost: %v", lost)
-				}
-				a.say(tt.says...)
-				isOpen := func(want bool) {
-					t.Helper()
-					synctest.Wait()
-					if network.isOpen(at(lo4, 80)) != want {
-						t.Errorf("open: %v, want %v", !want, want)
-					}
-				}
-				isOpen(tt.open)
-				if isLost(h, web.Key) != tt.kept || len(network.tries) != tt.listened {
-					t.Errorf("lost: %v, want %v; %d listeners were opened, want %d",
-						isLost(h, web.Key), tt.kept, len(network.tries), tt.listened)
-				}
-				time.Sleep(keptFor + time.Second)
-				isOpen(tt.open && !tt.kept)
-			})
-		})
-	}
+// webByName is a publication that the guest was asked for as web:80.
+func webByName() wire.Publication {
+	p := pub(key(port.TCP, netip.MustParseAddr("172.17.0.2"), 80))
+	p.Source, p.Demands = port.SourceDemand, wire.List[string]{"web:80/tcp"}
+	return p
 }
 
-// A client that waits at a port that is kept by its name is not led to another container that has
+// A client that waits at a port that is kept is not led to another container that has
 // its address by now, also if both names are to be at one host port.
 func TestConnectionToKeptNameIsOfThatName(t *testing.T) {
 	for _, other := range []string{"18081", "18080"} {
@@ -454,12 +392,10 @@ func testConnectionToKeptNameIsOfThatName(t *testing.T, other string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, stop := startGuests(t, Options{Network: newMemory(), Policy: both, Guests: []Guest{a.demandingGuest()}})
+		h, stop := startGuests(t, Options{Network: newMemory(), Policy: both, Guests: []Guest{a.guest()}})
 		defer stop()
-		<-a.demands
 		a.wants(web.Key, port.Active)
-		a.restart(snapshot(1))
-		<-a.demands
+		a.restart(incomplete(1))
 		synctest.Wait()
 		h.mu.Lock()
 		claim := h.guests[0].pubs[web.Key].claims[0]
@@ -475,38 +411,6 @@ func testConnectionToKeptNameIsOfThatName(t *testing.T, other string) {
 			t.Errorf("db at %s: got %v, want %v", other, err, errWithdrawn)
 		}
 	})
-}
-
-// An answer before the first snapshot of a session is not measured by the snapshot of the session
-// before.
-func TestEarlyAnswerRemovesNothing(t *testing.T) {
-	g, web := takingGuest(t), webByName()
-	g.h.policy = asking(t, "web:80")
-	g.ask()
-	g.put(web)
-	g.keep(web.Key)
-	g.connected = false
-	g.h.mu.Unlock()
-	g.applyDemanded(t.Context(), &wire.Demanded{Waiting: wire.List[wire.Waiting]{{Port: "web:80/tcp", Reason: "no container"}}})
-	g.h.mu.Lock()
-	if g.pubs[web.Key] == nil {
-		t.Error("it was removed")
-	}
-}
-
-// Of more names than anybody can ask for none is looked at.
-func TestManyKeptNamesCostNothing(t *testing.T) {
-	k := newKept()
-	for n := range uint16(maxNamed) {
-		k.add(key(port.TCP, any4, n+1), true)
-	}
-	if n := len(k.namedKeys()); n != maxNamed {
-		t.Errorf("%d names", n)
-	}
-	k.add(key(port.TCP, any4, maxNamed+1), true)
-	if n := len(k.namedKeys()); n != 0 {
-		t.Errorf("%d names of too many", n)
-	}
 }
 
 // A client that connects again and again while the agent is restarted beside a slow engine

@@ -28,46 +28,6 @@ type move struct {
 	Port   uint16 `json:"port"`
 }
 
-// movedID is by what a move is remembered: a publication, or the name by which a port is asked
-// for. The address of the latter is the engine's, and another one after a restart.
-type movedID struct {
-	ID            // without an address if there is a Demand
-	Demand string // see port.Demand
-}
-
-func (i movedID) compare(j movedID) int {
-	return cmp.Or(i.Compare(j.ID), cmp.Compare(i.Demand, j.Demand))
-}
-
-// movedID returns that of p. Of several names it is one that has a move, or that this host asks for.
-func (p *publication) movedID() movedID {
-	id := movedID{ID: p.id()}
-	if !p.isDemanded() {
-		return id
-	}
-	id.Address = netip.Addr{}
-	names := slices.Sorted(slices.Values(p.wire.Demands))
-	for _, name := range names {
-		id.Demand = name
-		if _, ok := p.guest.h.moved[id]; ok {
-			return id
-		}
-	}
-	id.Demand = names[0]
-	if i := slices.IndexFunc(names, func(d string) bool { return slices.Contains(p.guest.demands.asked, d) }); i >= 0 {
-		id.Demand = names[i]
-	}
-	return id
-}
-
-// publishes reports whether the guest has what has a move. h.mu is held.
-func (g *guest) publishes(id movedID) bool {
-	if id.Demand != "" {
-		return g.demands.there[id.Demand] > 0
-	}
-	return g.pubs[id.Key] != nil
-}
-
 // Ports that "any" opens: below those that systems give to clients.
 const anyFirst, anyLast = 20000, 32767
 
@@ -81,7 +41,7 @@ func (p *publication) portFor(wanted uint16) uint16 {
 	if !p.onConflict.Moves() {
 		return wanted
 	}
-	if m, ok := p.guest.h.moved[p.movedID()]; ok && m.Wanted == wanted {
+	if m, ok := p.guest.h.moved[p.id()]; ok && m.Wanted == wanted {
 		return m.Port
 	}
 	return wanted
@@ -92,7 +52,7 @@ func (p *publication) instead(n uint16) string {
 	if !p.onConflict.Moves() {
 		return ""
 	}
-	if m, ok := p.guest.h.moved[p.movedID()]; ok && m.Port == n {
+	if m, ok := p.guest.h.moved[p.id()]; ok && m.Port == n {
 		return fmt.Sprintf("instead of host port %d, which was in use", m.Wanted)
 	}
 	return ""
@@ -123,9 +83,9 @@ func (p *publication) describe() {
 // forget ends a move if the rules do not want it, or the port that it was from, any more.
 func (p *publication) forget(wanted []netip.AddrPort) {
 	h := p.guest.h
-	m, ok := h.moved[p.movedID()]
+	m, ok := h.moved[p.id()]
 	if ok && (!p.onConflict.Moves() || !slices.ContainsFunc(wanted, func(a netip.AddrPort) bool { return a.Port() == m.Wanted })) {
-		delete(h.moved, p.movedID())
+		delete(h.moved, p.id())
 		h.unsaved.Notify()
 	}
 }
@@ -143,21 +103,21 @@ func (h *Host) move() bool {
 	if len(conflicts) == 0 {
 		return false
 	}
-	slices.SortFunc(conflicts, func(a, b *publication) int { return a.movedID().compare(b.movedID()) })
+	slices.SortFunc(conflicts, func(a, b *publication) int { return a.id().Compare(b.id()) })
 	kept := h.chosen()
 	for _, p := range conflicts {
 		p.tries++
 		h.unsaved.Notify()
-		from, moved := h.moved[p.movedID()]
+		from, moved := h.moved[p.id()]
 		if !moved {
 			from = move{Wanted: p.conflict(), Port: p.conflict()}
 		}
 		next := p.candidate(from, kept)
 		if p.tries > maxTries || next == 0 || from.Port != p.conflict() || !p.guest.limits.moves.Allow() {
 			p.tries = maxTries + 1
-			delete(h.moved, p.movedID())
+			delete(h.moved, p.id())
 		} else {
-			h.moved[p.movedID()] = move{from.Wanted, next}
+			h.moved[p.id()] = move{from.Wanted, next}
 		}
 		p.guest.decide(p)
 	}
@@ -165,8 +125,8 @@ func (h *Host) move() bool {
 }
 
 // chosen returns what each port was chosen for. h.mu is held.
-func (h *Host) chosen() map[port.Slot][]movedID {
-	chosen := make(map[port.Slot][]movedID, len(h.moved))
+func (h *Host) chosen() map[port.Slot][]ID {
+	chosen := make(map[port.Slot][]ID, len(h.moved))
 	for id, m := range h.moved {
 		at := port.Slot{Protocol: id.Protocol, Port: m.Port}
 		chosen[at] = append(chosen[at], id)
@@ -175,12 +135,11 @@ func (h *Host) chosen() map[port.Slot][]movedID {
 }
 
 // keptFrom reports whether a port is kept from what own names: for another one that is away, of
-// another guest, or asked for by another name. Publications of one guest port share theirs, and
+// another guest. Publications of one guest port share theirs, and
 // what this guest publishes by itself gets ports whatever the order in which it comes; see claims.
-func (g *guest) keptFrom(own movedID, n uint16, chosen map[port.Slot][]movedID) bool {
-	return slices.ContainsFunc(chosen[port.Slot{Protocol: own.Protocol, Port: n}], func(id movedID) bool {
-		shared := id.Slot() == own.Slot() && id.Demand == own.Demand
-		return id.Guest != own.Guest || !shared && (id.Demand != "" || !g.publishes(id))
+func (g *guest) keptFrom(own ID, n uint16, chosen map[port.Slot][]ID) bool {
+	return slices.ContainsFunc(chosen[port.Slot{Protocol: own.Protocol, Port: n}], func(id ID) bool {
+		return id.Guest != own.Guest || id.Slot() != own.Slot() && g.pubs[id.Key] == nil
 	})
 }
 
@@ -198,8 +157,8 @@ func (p *publication) conflict() uint16 {
 // candidate returns the port to try after that of m, or 0 if there is none. Ports that were
 // chosen for others are passed over. The order of "any" depends on the guest and its port
 // alone, so that the publications of one server meet again.
-func (p *publication) candidate(m move, chosen map[port.Slot][]movedID) uint16 {
-	own := p.movedID()
+func (p *publication) candidate(m move, chosen map[port.Slot][]ID) uint16 {
+	own := p.id()
 	if p.onConflict == port.OnConflictNext {
 		n := m.Port + 1
 		for n != 0 && p.guest.keptFrom(own, n, chosen) {
@@ -221,15 +180,14 @@ func (p *publication) candidate(m move, chosen map[port.Slot][]movedID) uint16 {
 type remembered struct {
 	Guest    string        `json:"guest"`
 	Protocol port.Protocol `json:"protocol"`
-	Address  netip.Addr    `json:"address,omitzero"`
-	Demand   string        `json:"demand,omitempty"` // instead of an address
+	Address  netip.Addr    `json:"address"`
 	Of       uint16        `json:"guestPort"`
 	move
 }
 
 // loadMoved reads the file. What cannot be read is chosen anew.
-func loadMoved(path string, log *slog.Logger) map[movedID]move {
-	moved := make(map[movedID]move)
+func loadMoved(path string, log *slog.Logger) map[ID]move {
+	moved := make(map[ID]move)
 	if path == "" {
 		return moved
 	}
@@ -246,17 +204,11 @@ func loadMoved(path string, log *slog.Logger) map[movedID]move {
 	}
 	for _, r := range list {
 		k := port.Key{Protocol: r.Protocol, Address: r.Address, Port: r.Of}
-		if r.Wanted != 0 && r.move.Port != 0 && (r.Demand == "" && r.Address.IsValid() || isName(r.Demand, k)) {
-			moved[movedID{ID{r.Guest, k}, r.Demand}] = r.move
+		if r.Wanted != 0 && r.move.Port != 0 && r.Address.IsValid() {
+			moved[ID{r.Guest, k}] = r.move
 		}
 	}
 	return moved
-}
-
-// isName reports whether a demand names the port of a key without an address.
-func isName(demand string, k port.Key) bool {
-	d, err := port.ParseDemand(demand)
-	return err == nil && d.String() == demand && d.Slot == k.Slot() && !k.Address.IsValid()
 }
 
 // saveMoved writes the file after each change until ctx ends.
@@ -290,20 +242,20 @@ func (h *Host) movedNow() []remembered {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.moved) > maxMoved {
-		current := make(map[movedID]bool)
+		current := make(map[ID]bool)
 		for _, g := range h.guests {
 			for _, p := range g.pubs {
-				current[p.movedID()] = true
+				current[p.id()] = true
 			}
 		}
-		maps.DeleteFunc(h.moved, func(id movedID, _ move) bool { return !current[id] })
+		maps.DeleteFunc(h.moved, func(id ID, _ move) bool { return !current[id] })
 	}
 	list := make([]remembered, 0, len(h.moved))
 	for id, m := range h.moved {
-		list = append(list, remembered{id.Guest, id.Protocol, id.Address, id.Demand, id.Port, m})
+		list = append(list, remembered{id.Guest, id.Protocol, id.Address, id.Port, m})
 	}
 	slices.SortFunc(list, func(a, b remembered) int {
-		return cmp.Or(cmp.Compare(a.Guest, b.Guest), cmp.Compare(a.Of, b.Of), cmp.Compare(a.Protocol, b.Protocol), a.Address.Compare(b.Address), cmp.Compare(a.Demand, b.Demand))
+		return cmp.Or(cmp.Compare(a.Guest, b.Guest), cmp.Compare(a.Of, b.Of), cmp.Compare(a.Protocol, b.Protocol), a.Address.Compare(b.Address))
 	})
 	return list
 }

@@ -86,9 +86,9 @@ func TestMovesOfConfiguredGuestsOnlyRemain(t *testing.T) {
 	_, p := hold(t)
 	file := filepath.Join(t.TempDir(), "moved.json")
 	k := key(port.TCP, any4, p)
-	away, gone := movedID{ID: ID{"away", p80}}, movedID{ID: ID{"gone", p80}}
+	away, gone := ID{"away", p80}, ID{"gone", p80}
 	if err := writeMoved(file, []remembered{
-		{away.Guest, port.TCP, any4, "", 80, move{80, 20080}}, {gone.Guest, port.TCP, any4, "", 80, move{80, 20081}},
+		{away.Guest, port.TCP, any4, 80, move{80, 20080}}, {gone.Guest, port.TCP, any4, 80, move{80, 20081}},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestMovesOfConfiguredGuestsOnlyRemain(t *testing.T) {
 	a.wants(k, port.Active)
 	stop()
 	got := loadMoved(file, slog.New(slog.DiscardHandler))
-	if got[away] != (move{80, 20080}) || got[gone] != (move{}) || got[movedID{ID: ID{"vm", k}}].Wanted != p || len(got) != 2 {
+	if got[away] != (move{80, 20080}) || got[gone] != (move{}) || got[ID{"vm", k}].Wanted != p || len(got) != 2 {
 		t.Errorf("remembered: %v", got)
 	}
 }
@@ -310,8 +310,8 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 			set(a, 2)
 
 			// Of another guest, and another one of this guest, that would try it first.
-			h.moved[movedID{ID: ID{"b", other}}] = move{80, first}
-			delete(h.moved, movedID{ID: ID{"a", k}})
+			h.moved[ID{"b", other}] = move{80, first}
+			delete(h.moved, ID{"a", k})
 			set(a, 3, pub(k))
 			second := chosen(a, k)
 			set(b, 1, pub(other, at(lo4, 80)))
@@ -319,8 +319,8 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 				t.Errorf("%s has %d instead of its %d, and the other guest %d", other, got, first, second)
 			}
 			set(a, 4)
-			h.moved[movedID{ID: ID{"a", other}}] = move{80, second} // not here
-			delete(h.moved, movedID{ID: ID{"a", k}})
+			h.moved[ID{"a", other}] = move{80, second} // not here
+			delete(h.moved, ID{"a", k})
 			set(a, 5, pub(k))
 			if got := chosen(a, k); got == second || got == first {
 				t.Errorf("%s has %d, which is another's", k, got)
@@ -330,150 +330,6 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 				t.Errorf("%s has %d instead of its %d", other, got, second)
 			}
 		})
-	}
-}
-
-// What is asked for by name has the port that it was moved to also at another address: if the
-// wanted one is free by then, and if another one asks for that too and comes back first.
-func TestMovedPortFollowsItsName(t *testing.T) {
-	const wanted = 8000
-	byName := func(address string, demands ...string) wire.Publication {
-		p := pub(key(port.TCP, netip.MustParseAddr(address), 80), at(lo4, wanted))
-		p.Source, p.Demands = port.SourceDemand, demands
-		return p
-	}
-	tests := []struct {
-		name          string
-		before, after []wire.Publication // of each server, in the same order
-	}{
-		{"one", []wire.Publication{byName("172.17.0.2", "web:80/tcp")}, []wire.Publication{byName("172.17.0.3", "web:80/tcp")}},
-		{
-			"two",
-			[]wire.Publication{byName("172.17.0.2", "web:80/tcp"), byName("172.17.0.3", "db:80/tcp")},
-			[]wire.Publication{byName("172.17.0.3", "web:80/tcp"), byName("172.17.0.2", "db:80/tcp")},
-		},
-		{
-			"one of two names",
-			[]wire.Publication{byName("172.17.0.2", "web:80/tcp")},
-			[]wire.Publication{byName("172.17.0.2", "web:80/tcp", "shop/web:80/tcp")},
-		},
-	}
-	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
-		for _, tt := range tests {
-			t.Run(c.String()+" "+tt.name, func(t *testing.T) {
-				network, file := newMemory(), filepath.Join(t.TempDir(), "moved.json")
-				network.take("127.0.0.1:8000", true)
-				opt := Options{Network: network, Policy: onConflict(t, c), MovedFile: file, Holders: nobody{}, Guests: []Guest{{Name: "vm", Dial: notDialled}}}
-				begin := func() *guest {
-					t.Helper()
-					h, err := New(opt)
-					if err != nil {
-						t.Fatal(err)
-					}
-					t.Cleanup(func() { closeAll(h) })
-					return h.guests[0]
-				}
-				generation := uint64(0)
-				ports := func(g *guest, pubs ...wire.Publication) (list []uint16) {
-					t.Helper()
-					generation++
-					if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: generation, Publications: pubs}); err != nil {
-						t.Fatal(err)
-					}
-					for _, p := range pubs {
-						o := g.pubs[p.Key].outcomes()
-						if len(o) != 1 || o[0].State != port.Active {
-							t.Fatalf("%+v", o)
-						}
-						list = append(list, o[0].HostAddress.Port())
-					}
-					return list
-				}
-				g := begin()
-				want := ports(g, tt.before...)
-				if slices.Contains(want, wanted) {
-					t.Fatalf("at %v", want)
-				}
-				network.take("127.0.0.1:8000", false)
-				ports(g)
-				for i := range tt.after { // the last one comes back first
-					ports(g, tt.after[len(tt.after)-1-i:]...)
-				}
-				if got := ports(g, tt.after...); !slices.Equal(got, want) {
-					t.Errorf("then at %v, before at %v", got, want)
-				}
-				if err := writeMoved(file, g.h.movedNow()); err != nil {
-					t.Fatal(err)
-				}
-				closeAll(g.h)
-				if got := ports(begin(), tt.before...); !slices.Equal(got, want) {
-					t.Errorf("after a restart of the host at %v, before at %v", got, want)
-				}
-			})
-		}
-	}
-}
-
-// What is asked for later takes no port that was chosen for another name, whatever the addresses in
-// the guest.
-func TestMovedPortIsOfOneName(t *testing.T) {
-	byName := func(demand, address string) wire.Publication {
-		p := pub(key(port.TCP, netip.MustParseAddr(address), 80), at(lo4, 8000))
-		p.Source, p.Demands = port.SourceDemand, wire.List[string]{demand}
-		return p
-	}
-	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
-		network := newMemory()
-		network.take("127.0.0.1:8000", true)
-		h, err := New(Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}, Guests: []Guest{{Name: "vm", Dial: notDialled}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		g, db, web := h.guests[0], byName("db:80/tcp", "172.17.0.3"), byName("web:80/tcp", "172.17.0.2")
-		is := func(p wire.Publication) netip.AddrPort {
-			o := g.pubs[p.Key].outcomes()
-			if len(o) != 1 || o[0].State != port.Active {
-				t.Fatalf("%s: %s: %+v", c, p.Key, o)
-			}
-			return o[0].HostAddress
-		}
-		if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1, Publications: []wire.Publication{db}}); err != nil {
-			t.Fatal(err)
-		}
-		want := is(db)
-		if ok, err := g.applyChange(t.Context(), &wire.Change{Base: 1, Generation: 2, Put: []wire.Publication{web}}); !ok || err != nil {
-			t.Fatal(ok, err)
-		}
-		if got := is(db); got != want || is(web) == want {
-			t.Errorf("%s: db is at %s instead of %s, web at %s", c, got, want, is(web))
-		}
-		closeAll(h)
-	}
-}
-
-// The end of a forward by name ends its move, also while it is paused.
-func TestMoveEndsWithItsName(t *testing.T) {
-	for _, paused := range []bool{false, true} {
-		testMoveEndsWithItsName(t, paused)
-	}
-}
-
-func testMoveEndsWithItsName(t *testing.T, paused bool) {
-	g, web := takingGuest(t), webByName()
-	g.h.policy = asking(t, "web:80")
-	g.ask()
-	g.put(web)
-	id := movedID{ID{"vm", port.Key{Protocol: port.TCP, Port: 80}}, "web:80/tcp"}
-	g.h.moved[id] = move{80, 81}
-	g.demands.sent = []string{"web:80/tcp"}
-	g.h.policy = rules.Empty(rules.Loopback())
-	if paused {
-		g.h.policy = policy(t, rules.Loopback(), rules.Rule{Deny: true})
-	}
-	g.ask()
-	g.reconsider()
-	if m, ok := g.h.moved[id]; ok {
-		t.Errorf("paused %v: moved to %d", paused, m.Port)
 	}
 }
 
@@ -551,7 +407,7 @@ func TestMovesOfAGuestAreLimited(t *testing.T) {
 		g.put(wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, p)}, Source: fmt.Sprint(limit)})
 		g.h.commit(t.Context())
 		g.h.mu.Unlock()
-		return h.moved[movedID{ID: ID{"vm", k}}]
+		return h.moved[ID{"vm", k}]
 	}
 	if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1, Publications: first}); err != nil {
 		t.Fatal(err)

@@ -100,7 +100,7 @@ type claim struct {
 // isOf reports whether the server of a claim is still that of a publication at its address: if the
 // claim was made for what is asked for by name, one of the names is the same. h.mu is held.
 func (c *claim) isOf(pub *publication) bool {
-	return len(c.names) == 0 || slices.ContainsFunc(c.names, pub.isNamed)
+	return len(c.names) == 0 || slices.ContainsFunc(c.names, func(d string) bool { return slices.Contains(pub.wire.Demands, d) })
 }
 
 // holder is the human-readable name of the claim's publication.

@@ -3,7 +3,6 @@
 package host
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"time"
@@ -13,23 +12,11 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// UnpublishedID names a port that a guest does not publish.
-type UnpublishedID struct {
-	ID
-	// Waits is, of a port that is asked for by name and is not there, this name as
-	// port.ParseDemand reads it. Key has no address then.
-	Waits string
-}
-
-func (i UnpublishedID) compare(j UnpublishedID) int {
-	return cmp.Or(i.ID.Compare(j.ID), cmp.Compare(i.Waits, j.Waits))
-}
-
 // Unpublished is a port of a guest that the guest does not publish. It is for display: it
 // asks for no host address, the policy does not see it, and no flow is requested for it.
 // All text comes from the guest.
 type Unpublished struct {
-	UnpublishedID
+	ID
 	Pending, Withheld bool // see port.Decision
 	Rule, Reason      string
 	Owner             port.Owner // without labels
@@ -39,7 +26,7 @@ type Unpublished struct {
 }
 
 // Unpublished returns a table of the ports that guests do not publish.
-func (h *Host) Unpublished() *table.Table[UnpublishedID, Unpublished] { return h.others }
+func (h *Host) Unpublished() *table.Table[ID, Unpublished] { return h.others }
 
 // applyUnpublished applies a message of the guest. Ports beyond the limit are ignored;
 // stale ports do not count, so there are at most twice as many.
@@ -54,7 +41,7 @@ func (g *guest) applyUnpublished(ctx context.Context, m *wire.Unpublished) {
 	if m.Reset {
 		g.stale = maps.Clone(g.others)
 	}
-	g.h.others.Update(func(tx *table.Tx[UnpublishedID, Unpublished]) {
+	g.h.others.Update(func(tx *table.Tx[ID, Unpublished]) {
 		for _, k := range m.Removed {
 			g.removeUnpublished(tx, k)
 		}
@@ -70,14 +57,14 @@ func (g *guest) applyUnpublished(ctx context.Context, m *wire.Unpublished) {
 	})
 }
 
-func (g *guest) removeUnpublished(tx *table.Tx[UnpublishedID, Unpublished], k port.Key) {
+func (g *guest) removeUnpublished(tx *table.Tx[ID, Unpublished], k port.Key) {
 	delete(g.others, k)
 	delete(g.stale, k)
-	tx.Delete(UnpublishedID{ID: ID{g.name, k}})
+	tx.Delete(ID{g.name, k})
 }
 
-func (g *guest) putUnpublished(tx *table.Tx[UnpublishedID, Unpublished], p wire.UnpublishedPort) {
-	id := UnpublishedID{ID: ID{g.name, p.Key}}
+func (g *guest) putUnpublished(tx *table.Tx[ID, Unpublished], p wire.UnpublishedPort) {
+	id := ID{g.name, p.Key}
 	known, had := g.others[p.Key]
 	_, stale := g.stale[p.Key]
 	if (!had || stale) && len(g.others)-len(g.stale) >= wire.MaxUnpublished {
@@ -97,13 +84,13 @@ func (g *guest) putUnpublished(tx *table.Tx[UnpublishedID, Unpublished], p wire.
 		since = time.Now()
 	}
 	tx.Put(id, Unpublished{
-		UnpublishedID: id, Pending: p.Pending, Withheld: p.Withheld, Rule: p.Rule, Reason: p.Reason, Owner: p.Owner, Source: p.Source,
+		ID: id, Pending: p.Pending, Withheld: p.Withheld, Rule: p.Rule, Reason: p.Reason, Owner: p.Owner, Source: p.Source,
 		Demands: p.Demands, Since: since,
 	})
 }
 
 // removeOneStale makes room: a guest may begin one report after the other and end none.
-func (g *guest) removeOneStale(tx *table.Tx[UnpublishedID, Unpublished]) {
+func (g *guest) removeOneStale(tx *table.Tx[ID, Unpublished]) {
 	for k := range g.stale {
 		g.removeUnpublished(tx, k)
 		return
@@ -123,7 +110,7 @@ func (g *guest) dropUnpublished() {
 	if len(g.others) == 0 {
 		return
 	}
-	g.h.others.Update(func(tx *table.Tx[UnpublishedID, Unpublished]) {
+	g.h.others.Update(func(tx *table.Tx[ID, Unpublished]) {
 		for k := range g.others {
 			g.removeUnpublished(tx, k)
 		}

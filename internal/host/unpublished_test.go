@@ -112,16 +112,16 @@ func TestUnpublishedPortsEndWithTheGracePeriod(t *testing.T) {
 	wantReasons(t, h, "forgotten", nil)
 }
 
-// older is a session with an agent that does not know the message.
-type older struct{ link.Session }
+// silent is a session with an agent that does not report them.
+type silent struct{ link.Session }
 
-func (o older) Peer() link.Peer {
+func (o silent) Peer() link.Peer {
 	p := o.Session.Peer()
 	p.Unpublished = false
 	return p
 }
 
-func TestUnpublishedPortsEndWithAnOlderAgent(t *testing.T) {
+func TestUnpublishedPortsEndWithAnAgentThatReportsNone(t *testing.T) {
 	a := newAgent(t, "vm")
 	a.begins(snapshot(1), unpublishedMessage(true, "denied", key(port.TCP, any4, 9229)))
 	replaced := make(chan struct{})
@@ -130,7 +130,7 @@ func TestUnpublishedPortsEndWithAnOlderAgent(t *testing.T) {
 		select {
 		case <-replaced:
 			if err == nil {
-				s = older{s}
+				s = silent{s}
 			}
 		default:
 		}
@@ -195,7 +195,7 @@ func TestResetReplacesAllUnpublishedPorts(t *testing.T) {
 		t.Errorf("%d ports, want %d", got.Len(), wire.MaxUnpublished)
 	}
 	for _, p := range third.Put {
-		if _, ok := got.Get(UnpublishedID{ID: ID{"vm", p.Key}}); !ok {
+		if _, ok := got.Get(ID{"vm", p.Key}); !ok {
 			t.Fatalf("%s is missing", p.Key)
 		}
 	}

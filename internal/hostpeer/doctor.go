@@ -137,7 +137,7 @@ func describeList(f *doctor.HostFacts, l status.List) {
 	}
 }
 
-// nameListeners returns those of a running host peer. One that is older has none.
+// nameListeners returns those of a running host peer, none if it does not answer.
 func nameListeners(ctx context.Context, client *status.Client) (list []doctor.NameListener) {
 	r, err := client.Names(ctx)
 	if err != nil {

@@ -71,7 +71,7 @@ func (p provider) Explain(ctx context.Context, q explain.Query) (explain.Report,
 	}
 	dials.Wait()
 	for _, u := range p.host.Unpublished().View().All() {
-		if u.Key.Port == q.Port && u.Waits == "" { // the server of the control socket adds what waits
+		if u.Key.Port == q.Port {
 			f.Publications = append(f.Publications, explain.Publication{Publication: unpublished(u), Guest: u.Guest, GuestName: names[u.Guest]})
 		}
 	}

@@ -74,7 +74,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	}
 	o := link.Options{
 		Role: link.RoleHost, Identity: link.NewIdentity(), Name: name, Version: version.String(), Network: link.NetworkID(),
-		Demand: true, Logger: log,
+		Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
 	var runs func(context.Context, string, link.Session)
@@ -144,10 +144,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		Tokens:   page,
 		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host, d.names) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
-		GuestLevel: func(ctx context.Context, guest string, r loglevel.Request) error {
-			return d.host.SetLogLevel(ctx, guest, r.Level, r.Components, r.Lasts)
-		},
-		Peers: p.peers, Rules: d.rules.Load, Forwards: d.forwards, Demands: d.host.DemandReason, Settings: d.settings, ConfigFile: d.cfg.File(), Trace: tracer, Names: p.report,
+		Peers: p.peers, Rules: d.rules.Load, Forwards: d.forwards, Settings: d.settings, ConfigFile: d.cfg.File(), Trace: tracer, Names: p.report,
 	})
 	return d, nil
 }

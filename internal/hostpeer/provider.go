@@ -192,9 +192,6 @@ func origins(p host.Publication) []port.OriginInfo {
 // describeUnpublished makes a row of a port that its guest does not publish.
 func describeUnpublished(u host.Unpublished, names map[string]string) status.Publication {
 	row := status.Describe(unpublished(u), nil)
-	if d, err := port.ParseDemand(u.Waits); err == nil {
-		row = status.DescribeWaiting(d, u.Reason, u.Since)
-	}
 	row.Guest, row.GuestName, row.Unpublished = u.Guest, names[u.Guest], true
 	return row
 }
@@ -271,7 +268,7 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 			if u, ok := unpublished.Get(id); ok {
 				d.Put = append(d.Put, describeUnpublished(u, titles))
 			} else {
-				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest, Unpublished: true, Waits: id.Waits})
+				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest, Unpublished: true})
 			}
 		}
 		if retitled {

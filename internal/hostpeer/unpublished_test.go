@@ -18,7 +18,7 @@ import (
 func hidden(pending bool) host.Unpublished {
 	k := port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 9229}
 	return host.Unpublished{
-		UnpublishedID: host.UnpublishedID{ID: host.ID{Guest: "vm", Key: k}}, Pending: pending, Rule: "rule 1 (no-debug)", Reason: "denied by rule 1 (no-debug)",
+		ID: host.ID{Guest: "vm", Key: k}, Pending: pending, Rule: "rule 1 (no-debug)", Reason: "denied by rule 1 (no-debug)",
 		Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}, Source: "socket",
 	}
 }

@@ -171,7 +171,7 @@ func (p Policy) decide(s subject, pub port.Publication) (why string, sure bool) 
 	return "no rule allows it", !allowed
 }
 
-// Audit is the output of "audit --cluster -o json".
+// Audit is the output of "ls --cluster --violations -o json".
 type Audit struct {
 	// Violations are ports that may not be open; the reason is the rule, or that none allows it.
 	Violations []status.Publication `json:"violations"`

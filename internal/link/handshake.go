@@ -122,7 +122,7 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *fl
 	}
 	s, err := newSession(tctx, conn, o, d, Peer{
 		Identity: hello.Identity, Name: hello.Name, Version: hello.Build,
-		Address: address(conn), Proof: proof, Unpublished: hello.Unpublished, LogLevel: hello.LogLevel, Demand: hello.Demand, Runs: hello.Runs && o.Role == RoleAgent,
+		Address: address(conn), Proof: proof, Unpublished: hello.Unpublished, Runs: hello.Runs && o.Role == RoleAgent,
 	}, w, hs.keys(hello))
 	if err != nil {
 		stop()
@@ -302,9 +302,9 @@ func (h *handshake) run() (*wire.Hello, error) {
 
 func (h *handshake) sendHello() error {
 	frame, raw, err := wire.EncodeHandshake(wire.Handshake{Hello: &wire.Hello{
-		MinVersion: h.o.minVersion, MaxVersion: h.o.maxVersion, Role: h.o.Role,
+		Version: h.o.version, Role: h.o.Role,
 		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version, Network: h.o.Network,
-		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: !h.o.NoUnpublished, LogLevel: h.o.LogLevel, Demand: h.o.Demand,
+		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: !h.o.NoUnpublished,
 		Runs: h.o.Role == RoleHost && h.o.Runs > 0,
 	}})
 	if err != nil {
@@ -355,11 +355,9 @@ func (h *handshake) read() (wire.Handshake, []byte, error) {
 
 // check compares the hellos. All but the nonce is symmetric: the peer finds the same.
 func (h *handshake) check(peer *wire.Hello) *RefusedError {
-	lo, hi := max(h.o.minVersion, peer.MinVersion), min(h.o.maxVersion, peer.MaxVersion)
 	switch {
-	case hi < lo:
-		return refuse(RefusedVersion, "the %s speaks link protocol %s, the %s %s: update the older one", h.o.Role,
-			versions(h.o.minVersion, h.o.maxVersion), peer.Role, versions(peer.MinVersion, peer.MaxVersion))
+	case peer.Version != h.o.version:
+		return refuse(RefusedVersion, "the %s speaks link protocol %d, the %s %d: update the older one", h.o.Role, h.o.version, peer.Role, peer.Version)
 	case peer.Role == h.o.Role:
 		return refuse(RefusedRole, "both ends have the role %s", peer.Role)
 	case peer.Network != "" && peer.Network == h.o.Network:
@@ -372,13 +370,6 @@ func (h *handshake) check(peer *wire.Hello) *RefusedError {
 		return refuse(RefusedToken, "the %s has a token, the %s has none: give both the same token file", h.o.Role, peer.Role)
 	}
 	return nil
-}
-
-func versions(lo, hi int) string {
-	if lo == hi {
-		return fmt.Sprint(lo)
-	}
-	return fmt.Sprintf("%d to %d", lo, hi)
 }
 
 // sendRefusal sends the reason to the peer; an error is of no interest. Only the

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -52,41 +53,6 @@ func TestHelloWithoutUnpublished(t *testing.T) {
 		}
 		if got := d.s.Peer().Unpublished; got == no {
 			t.Errorf("NoUnpublished %v: the agent's hello says %v", no, got)
-		}
-		if !l.s.Peer().Unpublished {
-			t.Error("the host's hello does not say that it knows the message")
-		}
-	}
-}
-
-// Only an agent that takes log levels says so.
-func TestHelloWithLogLevel(t *testing.T) {
-	for _, takes := range []bool{false, true} {
-		o := opts(t, RoleAgent)
-		o.LogLevel = takes
-		a, b := net.Pipe()
-		d, l := shake(t, opts(t, RoleHost), o, a, b)
-		if d.err != nil || l.err != nil {
-			t.Fatal(d.err, l.err)
-		}
-		if d.s.Peer().LogLevel != takes || l.s.Peer().LogLevel {
-			t.Errorf("%v: the agent's hello says %v, the host's %v", takes, d.s.Peer().LogLevel, l.s.Peer().LogLevel)
-		}
-	}
-}
-
-// Each side says whether it is for forwards by name.
-func TestHelloWithDemand(t *testing.T) {
-	for _, takes := range []bool{false, true} {
-		agent, host := opts(t, RoleAgent), opts(t, RoleHost)
-		agent.Demand, host.Demand = takes, true
-		a, b := net.Pipe()
-		d, l := shake(t, host, agent, a, b)
-		if d.err != nil || l.err != nil {
-			t.Fatal(d.err, l.err)
-		}
-		if d.s.Peer().Demand != takes || !l.s.Peer().Demand {
-			t.Errorf("%v: the agent's hello says %v, the host's %v", takes, d.s.Peer().Demand, l.s.Peer().Demand)
 		}
 	}
 }
@@ -188,8 +154,8 @@ func TestIncompatiblePeers(t *testing.T) {
 			dialled: RefusedNetwork, accepted: RefusedNetwork, says: []string{"agent and host share one network namespace"},
 		},
 		"too new": {
-			edit:    func(d, _ *Options) { d.minVersion, d.maxVersion = 3, 5 },
-			dialled: RefusedVersion, accepted: RefusedVersion, says: []string{"3 to 5", "protocol", "update the older one"},
+			edit:    func(d, _ *Options) { d.version = 3 },
+			dialled: RefusedVersion, accepted: RefusedVersion, says: []string{"link protocol", " 3", fmt.Sprint(" ", wire.Version), "update the older one"},
 		},
 	}
 	for name, tt := range tests {
@@ -214,14 +180,7 @@ func TestIncompatiblePeers(t *testing.T) {
 	}
 }
 
-func TestVersionsOverlap(t *testing.T) {
-	sessions(t, func(a, h *Options) {
-		a.minVersion, a.maxVersion = 1, 3
-		h.minVersion, h.maxVersion = 3, 9
-	})
-}
-
-// Old peers and other systems send no network namespace.
+// Other systems send no network namespace.
 func TestUnknownNetworkIsAccepted(t *testing.T) {
 	for _, c := range [][2]string{{"", ""}, {"a", ""}, {"", "a"}, {"a", "b"}} {
 		sessions(t, func(a, h *Options) { a.Network, h.Network = c[0], c[1] })
@@ -284,7 +243,7 @@ func (r raw) next() (wire.Handshake, []byte) {
 
 func peerHello(r Role, nonce byte) wire.Handshake {
 	return wire.Handshake{Hello: &wire.Hello{
-		MinVersion: wire.Version, MaxVersion: wire.Version, Role: r, Identity: "evil",
+		Version: wire.Version, Role: r, Identity: "evil",
 		Nonce: bytes.Repeat([]byte{nonce}, wire.NonceSize), Token: true,
 	}}
 }

@@ -130,12 +130,8 @@ type Peer struct {
 	Version  string // build version
 	Address  string // transport address
 	Proof    string // how it proved itself: "token", "uid 0"
-	// Unpublished reports that it knows the message wire.Unpublished, and uses it.
+	// Unpublished reports that it sends the message wire.Unpublished.
 	Unpublished bool
-	// LogLevel reports that it is an agent that takes the message wire.LogLevel.
-	LogLevel bool
-	// Demand reports that it takes the message wire.Demand, as an agent, or sends it, as a host.
-	Demand bool
 	// Runs reports that it is a host that may run programs for the agent.
 	Runs bool
 }

@@ -59,20 +59,16 @@ type Options struct {
 	// KeepAlive is how long a session may be without traffic before the peer
 	// must answer a ping within 30 s; 30 s if 0.
 	KeepAlive time.Duration
-	// NoUnpublished says that this side neither sends nor accepts wire.Unpublished.
+	// NoUnpublished says that this agent does not send wire.Unpublished.
 	NoUnpublished bool
-	// LogLevel says that this side takes wire.LogLevel.
-	LogLevel bool
-	// Demand says that this agent takes wire.Demand, or that this host sends it.
-	Demand bool
 	// Runs is how many streams an agent may have open at once to have programs run on this
 	// host. The next is reset. With 0 it may open none, and is told so.
 	Runs   int
 	Logger *slog.Logger
 
-	minVersion, maxVersion int           // wire.Version if 0
-	maxUnproved            int           // connections that have sent no opening yet; unprovedLimit if 0
-	openingTime            time.Duration // the constant if 0
+	version     int           // wire.Version if 0
+	maxUnproved int           // connections that have sent no opening yet; unprovedLimit if 0
+	openingTime time.Duration // the constant if 0
 }
 
 // NewIdentity returns a random identity. A process makes one and keeps it.
@@ -100,8 +96,8 @@ func (o Options) withDefaults() Options {
 	if len(o.AllowCIDs) == 0 {
 		o.AllowCIDs = []uint32{CIDHost}
 	}
-	if o.minVersion == 0 {
-		o.minVersion, o.maxVersion = wire.Version, wire.Version
+	if o.version == 0 {
+		o.version = wire.Version
 	}
 	return o
 }

@@ -55,8 +55,8 @@ func TestAgentOpensRuns(t *testing.T) {
 	echoed(t, h, g)
 }
 
-// A peer that does not know runs, or takes none, is not sent any.
-func TestNoRunsForAnOlderHost(t *testing.T) {
+// A host that takes no runs is not sent any.
+func TestNoRunsForAHostThatTakesNone(t *testing.T) {
 	agent, host := sessions(t)
 	if _, err := agent.Open(ctx10(t)); err == nil || !strings.Contains(err.Error(), "runs no programs") {
 		t.Errorf("the agent opened a stream: %v", err)

@@ -20,7 +20,7 @@ func TestCostOfALineThatIsNotWritten(t *testing.T) {
 	if n := lines(); n != 0 {
 		t.Errorf("%v allocations where no component has a level", n)
 	}
-	if err := v.Set(Local, Request{"debug", []string{"nat"}, time.Hour}, slog.New(slog.DiscardHandler)); err != nil {
+	if err := v.Set(Request{"debug", []string{"nat"}, time.Hour}, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	if n := lines(); n != 0 {

@@ -37,7 +37,7 @@ func (h handler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.v
 // Handle implements slog.Handler.
 func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	e := h.v.current()
-	if r.Level < h.levelOf(e, r) || e.local != nil && r.Level < h.levelOf(*e.local, r) && !e.extra.Allow() {
+	if r.Level < h.levelOf(e, r) {
 		return nil
 	}
 	if c := componentAt(r.PC); r.Level < slog.LevelInfo && c != "" {

@@ -27,9 +27,9 @@ func allows(t *testing.T, v *Levels, component string, l slog.Level) bool {
 func TestLevelsOfComponentsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v, log := New(slog.LevelWarn), slog.New(slog.DiscardHandler)
-		set := func(by Party, level string, lasts time.Duration, components ...string) {
+		set := func(level string, lasts time.Duration, components ...string) {
 			t.Helper()
-			if err := v.Set(by, Request{level, components, lasts}, log); err != nil {
+			if err := v.Set(Request{level, components, lasts}, log); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -43,31 +43,24 @@ func TestLevelsOfComponentsEnd(t *testing.T) {
 				}
 			}
 		}
-		set(Local, "debug", 10*time.Minute, "nat", "docker")
-		set(Local, "error", time.Hour, "kube")
+		set("debug", 10*time.Minute, "nat", "docker")
+		set("error", time.Hour, "kube")
 		expect(0, "nat", slog.LevelDebug)
 		expect(0, "docker", slog.LevelDebug)
 		expect(0, "kube", slog.LevelError)
 		expect(0, "socket", slog.LevelWarn)
-		set(Local, "info", 20*time.Minute, "nat") // counts anew
+		set("info", 20*time.Minute, "nat") // counts anew
 		expect(11*time.Minute, "docker", slog.LevelWarn)
 		expect(0, "nat", slog.LevelInfo)
-		set(Local, "error", 0)
+		set("error", 0)
 		expect(0, "nat", slog.LevelInfo)
 		expect(10*time.Minute, "nat", slog.LevelError)
 		expect(time.Hour, "kube", slog.LevelError)
 
-		set(Host, "debug", time.Minute, "nat")
-		set(Local, "error", time.Hour, "nat") // does not end the host's
-		expect(0, "nat", slog.LevelDebug)
-		set(Host, "info", 10*time.Minute)
-		expect(0, "socket", slog.LevelInfo)
-		expect(2*time.Minute, "nat", slog.LevelInfo)
-		set(Local, "debug", 0)
-		expect(0, "socket", slog.LevelDebug) // the host makes nothing quieter
-		set(Local, "warn", 0)
-		expect(20*time.Minute, "socket", slog.LevelWarn)
-		if s := v.State(); len(s.Temporary) != 1 || s.Temporary[0].Component != "nat" || s.Temporary[0].ByHost {
+		set("error", time.Hour, "nat")
+		set("warn", 0)
+		expect(0, "socket", slog.LevelWarn)
+		if s := v.State(); len(s.Temporary) != 1 || s.Temporary[0].Component != "nat" {
 			t.Errorf("%+v", s)
 		}
 		v.Stop() // no timer is left
@@ -79,7 +72,7 @@ func TestWholeGoesBackToWhatIsPermanent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v, log := New(slog.LevelInfo), slog.New(slog.DiscardHandler)
 		for _, r := range []Request{{"debug", nil, 10 * time.Minute}, {"error", nil, 20 * time.Minute}} {
-			if err := v.Set(Local, r, log); err != nil {
+			if err := v.Set(r, log); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -99,24 +92,20 @@ func TestWholeGoesBackToWhatIsPermanent(t *testing.T) {
 func TestBadRequests(t *testing.T) {
 	var v Levels
 	for _, c := range []struct {
-		by   Party
 		r    Request
 		want string
 	}{
-		{Local, Request{"loud", nil, 0}, "want debug, info, warn or error"},
-		{Local, Request{"", nil, 0}, "want debug"},
-		{Local, Request{"INFO+3", nil, 0}, "want debug"},
-		{Local, Request{"debug", nil, time.Millisecond}, "1s to 24h"},
-		{Local, Request{"debug", nil, -time.Hour}, "1s to 24h"},
-		{Local, Request{"debug", nil, 25 * time.Hour}, "1s to 24h"},
-		{Local, Request{"debug", []string{"nat"}, 0}, "1s to 24h"},
-		{Local, Request{"debug", []string{"nat", "nosuch"}, time.Hour}, `component "nosuch": want one of agent,`},
-		{Local, Request{"debug", []string{""}, time.Hour}, `component ""`},
-		{Host, Request{"debug", nil, 0}, "1s to 24h"},
-		{Host, Request{"warn", nil, time.Hour}, "want debug or info"},
-		{Host, Request{"error", []string{"nat"}, time.Hour}, "want debug or info"},
+		{Request{"loud", nil, 0}, "want debug, info, warn or error"},
+		{Request{"", nil, 0}, "want debug"},
+		{Request{"INFO+3", nil, 0}, "want debug"},
+		{Request{"debug", nil, time.Millisecond}, "1s to 24h"},
+		{Request{"debug", nil, -time.Hour}, "1s to 24h"},
+		{Request{"debug", nil, 25 * time.Hour}, "1s to 24h"},
+		{Request{"debug", []string{"nat"}, 0}, "1s to 24h"},
+		{Request{"debug", []string{"nat", "nosuch"}, time.Hour}, `component "nosuch": want one of agent,`},
+		{Request{"debug", []string{""}, time.Hour}, `component ""`},
 	} {
-		err := v.Set(c.by, c.r, slog.New(slog.DiscardHandler))
+		err := v.Set(c.r, slog.New(slog.DiscardHandler))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want %q", c.r, err, c.want)
 		}
@@ -124,40 +113,6 @@ func TestBadRequests(t *testing.T) {
 	if s := v.State(); s.Level != "info" || len(s.Temporary) != 0 {
 		t.Errorf("a refused request changed %+v", s)
 	}
-}
-
-// What only the host asked for is limited. All else is not.
-func TestLinesForTheHostAreLimited(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := New(slog.LevelInfo)
-		defer v.Stop()
-		count := func() (debug, info, nat int) {
-			var b bytes.Buffer
-			log := slog.New(v.Handler(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug})))
-			for range 3 * extraBurst {
-				log.Debug("x")
-				log.Info("y")
-				log.Debug("z", "source", "nat")
-			}
-			out := b.String()
-			return strings.Count(out, "msg=x"), strings.Count(out, "msg=y"), strings.Count(out, "msg=z")
-		}
-		for _, c := range []struct {
-			by         Party
-			components []string
-		}{{Local, []string{"nat"}}, {Host, nil}} {
-			if err := v.Set(c.by, Request{"debug", c.components, time.Hour}, slog.New(slog.DiscardHandler)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if debug, info, nat := count(); debug != extraBurst || info != 3*extraBurst || nat != 3*extraBurst {
-			t.Errorf("%d lines for the host, %d lines of the whole, %d of a component", debug, info, nat)
-		}
-		time.Sleep(time.Second)
-		if debug, _, _ := count(); debug != extraRate {
-			t.Errorf("%d lines in the next second", debug)
-		}
-	})
 }
 
 // A line belongs to the package that logs it. This one is loglevel.
@@ -168,7 +123,7 @@ func TestLinesAreOfTheirPackage(t *testing.T) {
 	log := slog.New(v.Handler(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	set := func(level string, components ...string) {
 		t.Helper()
-		if err := v.Set(Local, Request{level, components, time.Hour}, slog.New(slog.DiscardHandler)); err != nil {
+		if err := v.Set(Request{level, components, time.Hour}, slog.New(slog.DiscardHandler)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -199,7 +154,7 @@ func TestOwnLevelThatEqualsThatOfTheWhole(t *testing.T) {
 	var b bytes.Buffer
 	log := slog.New(v.Handler(slog.NewTextHandler(&b, nil)))
 	for _, r := range []Request{{"error", []string{"loglevel"}, time.Hour}, {"info", []string{"docker"}, time.Hour}} {
-		if err := v.Set(Local, r, slog.New(slog.DiscardHandler)); err != nil {
+		if err := v.Set(r, slog.New(slog.DiscardHandler)); err != nil {
 			t.Fatal(err)
 		}
 	}

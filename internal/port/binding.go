@@ -52,8 +52,7 @@ type Owner struct {
 	Kind OwnerKind `json:"kind"`
 
 	// What does not fit on the link is left out: of Labels whole labels, of Name and
-	// Namespace the end. Peers that do not know these fields ignore them. They stand here
-	// to take no room.
+	// Namespace the end. They stand here to take no room.
 	LabelsOmitted bool `json:"labelsOmitted,omitzero"`
 	NameCut       bool `json:"nameCut,omitzero"`
 
@@ -67,7 +66,7 @@ type Owner struct {
 	Cluster string `json:"cluster,omitempty"`
 
 	// LabelsLeftOut are the keys of all labels that were left out, in order. If LabelsOmitted
-	// is set and this is empty, it may be any: they are too many, or the peer does not say.
+	// is set and this is empty, it may be any: they are too many.
 	// A pointer takes less room. See LeftOut.
 	LabelsLeftOut *[]string `json:"labelsLeftOut,omitempty"` // shared and immutable
 

@@ -304,7 +304,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 }
 
 // byName reports whether somebody asked for p by name. Who asks no more wants it closed, and the
-// rule that said where it is to be open has gone, maybe on the host.
+// rule that said where it is to be open has gone.
 func byName(p port.Publication) bool {
 	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand })
 }

@@ -61,24 +61,13 @@ func (s *Set) InEffect(counts func(Rule) bool) (_ *Set, next time.Time) {
 	return &t, next
 }
 
-// Demands returns what the run-time rules ask for, of one guest on a host, without repetition
-// in their order. What a rule before it closes is asked for all the same, and denied.
-func (s *Set) Demands(guest string) (list []port.Demand) {
+// Demands returns what the run-time rules ask for, without repetition in their order. What a rule before it closes is asked for all the same, and denied.
+func (s *Set) Demands() (list []port.Demand) {
 	for i := range s.runtime {
 		r := &s.runtime[i]
 		d := r.Match.Demand
-		if !d.IsZero() && !r.Deny && (r.Match.Guest == "" || glob(r.Match.Guest, guest)) && !slices.Contains(list, d) {
+		if !d.IsZero() && !r.Deny && !slices.Contains(list, d) {
 			list = append(list, d)
-		}
-	}
-	return list
-}
-
-// Demanding returns the rules among these that ask for a port by name, of guests on a host.
-func (s *Set) Demanding() (list []Match) {
-	for i := range s.runtime {
-		if r := &s.runtime[i]; !r.Match.Demand.IsZero() && !r.Deny {
-			list = append(list, r.Match)
 		}
 	}
 	return list

@@ -336,15 +336,15 @@ func TestDemand(t *testing.T) {
 				t.Errorf("%s: %s: %s, want %s", c.config, p.Origins[0].ID, got, p.want)
 			}
 		}
-		if got := s.Demands(""); len(got) != 1 || got[0].String() != "web:80/tcp" {
+		if got := s.Demands(); len(got) != 1 || got[0].String() != "web:80/tcp" {
 			t.Errorf("it asks for %v", got)
 		}
 	}
 }
 
-func TestDemandsByGuest(t *testing.T) {
+func TestDemands(t *testing.T) {
 	list, err := Parse("runtime", []byte(`rules:
-  - {match: {protocol: tcp, ports: 1, demand: "a:1", guest: "dev*"}, action: allow}
+  - {match: {protocol: tcp, ports: 1, demand: "a:1"}, action: allow}
   - {match: {protocol: udp, ports: 2, demand: "b:2/udp"}, action: allow}
   - {match: {protocol: udp, ports: 2, demand: "b:2/udp"}, action: allow, hostPort: 3}
   - {match: {protocol: tcp, ports: 4, demand: "c:4"}, action: deny}
@@ -356,10 +356,8 @@ func TestDemandsByGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for guest, want := range map[string]string{"dev1": "[a:1/tcp b:2/udp]", "other": "[b:2/udp]"} {
-		if got := fmt.Sprint(s.Demands(guest)); got != want {
-			t.Errorf("%s: %s, want %s", guest, got, want)
-		}
+	if got, want := fmt.Sprint(s.Demands()), "[a:1/tcp b:2/udp]"; got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 

@@ -234,12 +234,6 @@ func (c *Client) SetLogLevels(ctx context.Context, r loglevel.Request) (loglevel
 	return ask[loglevel.State](ctx, c, http.MethodPut, "/v1/loglevels", r, 0)
 }
 
-// SetGuestLevel sets the log level of a guest's agent, through a host.
-func (c *Client) SetGuestLevel(ctx context.Context, guest string, r loglevel.Request) error {
-	_, err := ask[GuestLevel](ctx, c, http.MethodPut, "/v1/guestlevel", GuestLevel{guest, r}, GuestLevelWithin)
-	return err
-}
-
 // awaitPause is between two attempts of Await.
 const awaitPause = 50 * time.Millisecond
 

@@ -38,7 +38,7 @@ func (s *Server) ofGuest(q forwards.Request) (forwards.Request, error) {
 	guests := s.peers()
 	q.Guest = guestID(q.Guest, guests)
 	if strings.ContainsAny(q.Guest, "*?") || slices.ContainsFunc(guests, func(p Peer) bool { return p.id() == q.Guest }) ||
-		slices.Contains([]forwards.Op{forwards.Remove, forwards.Resume, forwards.Hide}, q.Op) {
+		slices.Contains([]forwards.Op{forwards.Remove, forwards.Hide}, q.Op) {
 		return q, nil
 	}
 	list, _ := s.o.Forwards.List() // without it nothing is undone
@@ -175,9 +175,10 @@ func (s *Server) explainDemand(f *ForwardRule, r rules.Rule) {
 	if f.Ports > 0 || r.Deny || r.Match.Demand.IsZero() {
 		return
 	}
-	f.Reason = notFoundYet
-	if s.o.Demands != nil {
-		f.Reason = cmp.Or(s.o.Demands(r.Match.Guest, r.Match.Demand), notFoundYet)
+	if d := r.Match.Demand; s.o.Demands != nil {
+		f.Reason = cmp.Or(s.o.Demands(d), notFoundYet)
+	} else { // on a host
+		f.Reason = fmt.Sprintf("the guest publishes nothing as %s: run `%s` in the guest", d, forwards.Request{Op: forwards.Add, Demand: d.String()}.Command())
 	}
 }
 

@@ -104,7 +104,7 @@ func TestShownNamesSelectGuests(t *testing.T) {
 // A guest that a host does not have is refused, unless something is undone.
 func TestUnknownGuests(t *testing.T) {
 	h := newHostOf(t, open(8080, 8080))
-	for _, op := range []forwards.Op{forwards.Add, forwards.Deny, forwards.Allow, forwards.Pause} {
+	for _, op := range []forwards.Op{forwards.Add, forwards.Deny, forwards.Allow} {
 		_, _, err := h.do(t, request8080(op, 8080, "biuld"))
 		if err == nil || err.Error() != `no guest is called "biuld" (did you mean "build"?): want vm or build` {
 			t.Errorf("%s: %v", op, err)
@@ -117,12 +117,12 @@ func TestUnknownGuests(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	// The guest was known when these were added.
-	for _, q := range []forwards.Request{request8080(forwards.Deny, 1, "old"), request8080(forwards.Pause, 1, "old"), request8080(forwards.Add, 1, "old")} {
+	for _, q := range []forwards.Request{request8080(forwards.Deny, 1, "old"), request8080(forwards.Add, 1, "old")} {
 		if _, err := h.o.Forwards.Do(q); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, op := range []forwards.Op{forwards.Allow, forwards.Resume, forwards.Remove} {
+	for _, op := range []forwards.Op{forwards.Allow, forwards.Remove} {
 		if _, v, err := h.do(t, request8080(op, 1, "old")); err != nil || len(v.Removed) != 1 {
 			t.Errorf("%s: %+v, %v", op, v, err)
 		}
@@ -137,7 +137,7 @@ func TestRulesWithoutPorts(t *testing.T) {
 		port   uint16
 		reason string
 	}{
-		{forwards.Deny, 8080, ""}, {forwards.Deny, 18080, "closes nothing now"}, {forwards.Pause, 18080, "closes nothing now"},
+		{forwards.Deny, 8080, ""}, {forwards.Deny, 18080, "closes nothing now"},
 		{forwards.Allow, 18081, notServed}, {forwards.Add, 18080, notServed},
 	} {
 		r, _, err := h.do(t, request8080(c.op, c.port, ""))
@@ -145,7 +145,7 @@ func TestRulesWithoutPorts(t *testing.T) {
 			t.Errorf("%s %d: %+v, %v", c.op, c.port, r, err)
 		}
 	}
-	if r, _, err := h.do(t, forwards.Request{Op: forwards.Pause, Owner: "web"}); err != nil || r.Reason != "closes nothing now" {
+	if r, _, err := h.do(t, forwards.Request{Op: forwards.Deny, Owner: "web"}); err != nil || r.Reason != "closes nothing now" {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -153,7 +153,7 @@ func TestRulesWithoutPorts(t *testing.T) {
 // What stays closed although a rule allows it is told with what closes it, and in which guest.
 func TestWhatRemainsClosed(t *testing.T) {
 	closed := open(8080, 8080)
-	closed.State, closed.HostAddresses, closed.Reason = port.Denied, nil, "denied by host runtime rule 1 (pause all)"
+	closed.State, closed.HostAddresses, closed.Reason = port.Denied, nil, "denied by host runtime rule 1 (deny all)"
 	h := newHostOf(t, closed)
 	r, _, err := h.do(t, request8080(forwards.Allow, 8080, ""))
 	if err != nil || r.State != "denied" || r.Reason != closed.Reason || r.Note != "" {

@@ -95,7 +95,7 @@ func (s *Server) waiting(q explain.Query) (list []explain.Related) {
 			}
 		}
 	}
-	for _, p := range s.o.Provider.List().Publications { // asked for in a guest, or by the host of this one
+	for _, p := range s.o.Provider.List().Publications { // asked for by name
 		if d, err := port.ParseDemand(p.Waits); err == nil && !named[p.Waits] {
 			add(d, "", cmp.Or(p.GuestName, p.Guest), p.Reason)
 		}

@@ -95,7 +95,7 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 	switch q.Op {
 	case forwards.Expose:
 		s.awaitExposed(r.Context(), q)
-	case forwards.Add, forwards.Allow, forwards.Resume:
+	case forwards.Add, forwards.Allow:
 		if q.Demand != "" {
 			s.awaitDemand(r.Context())
 		}

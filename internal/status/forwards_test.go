@@ -39,6 +39,7 @@ func TestForwardsOverTheControlSocket(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	resp, body := request(t, s.client.http, http.MethodPost, "http://fairlead/v1/forwards", func(r *http.Request) {
+		r.Header.Set("Content-Type", "application/json")
 		r.Body = io.NopCloser(strings.NewReader(`{"op":"deny","protocol":"tcp","port":1,"until":"2h"}`))
 	})
 	if resp.StatusCode != http.StatusBadRequest || !strings.Contains(body, "until") {
@@ -150,7 +151,7 @@ func TestDescribeDemand(t *testing.T) {
 		{Protocol: port.TCP, Port: 80, State: port.Conflict, Reason: "taken", Demands: []string{"api:80/tcp"}},
 		{Protocol: port.TCP, Port: 80, State: port.Conflict, Reason: "taken"},
 	}
-	s := &Server{o: Options{Demands: func(_ string, d port.Demand) string {
+	s := &Server{o: Options{Demands: func(d port.Demand) string {
 		if d.Name == "new" {
 			return ""
 		}
@@ -158,7 +159,12 @@ func TestDescribeDemand(t *testing.T) {
 	}}}
 	for name, want := range map[string][2]string{
 		"web": {"active", ""}, "api": {"conflict", "taken"}, "db": {"pending", "no container db"}, "new": {"pending", notFoundYet},
+		"host": {"pending", "the guest publishes nothing as host:80/tcp: run `fairlead forward add host:80/tcp` in the guest"},
 	} {
+		s := s
+		if name == "host" { // which asks for none
+			s = &Server{}
+		}
 		file, err := rules.Parse("rules", []byte(`rules: [{match: {protocol: tcp, ports: 80, demand: "`+name+`:80"}, action: allow}]`))
 		if err != nil {
 			t.Fatal(err)
@@ -177,7 +183,7 @@ func TestExplainNamesDemand(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &Server{o: Options{
-		Forwards: store, Provider: &fakeProvider{}, Demands: func(string, port.Demand) string { return "no container" },
+		Forwards: store, Provider: &fakeProvider{}, Demands: func(port.Demand) string { return "no container" },
 	}}
 	for n, want := range map[uint16]int{80: 1, 8080: 1, 81: 0} {
 		list := s.waiting(explain.Query{Port: n})

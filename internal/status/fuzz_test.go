@@ -36,11 +36,10 @@ func FuzzRequest(f *testing.F) {
 		{"POST", "/v1/explain?port=53/udp", ""},
 		{"GET", "/v1/watch?resume=1", ""},
 		{"PUT", "/v1/loglevel", "debug 10m"},
-		{"PUT", "/v1/guestlevel", `{"guest":"dev","level":"debug","lasts":600000000000}`},
 		{"PUT", "/v1/loglevels", `{"level":"debug","components":["nat"],"lasts":600000000000}`},
 		{"POST", "/v1/rules", `{"protocol":"tcp","address":"0.0.0.0","port":80,"source":"nat","owner":{"kind":"container","name":"web","labels":{"a":"b"}}}`},
 		{"POST", "/v1/forwards", `{"op":"add","protocol":"tcp","port":8080,"to":18080,"bind":"loopback","guest":"dev"}`},
-		{"POST", "/v1/forwards", `{"op":"pause","owner":"a\"}"}`},
+		{"POST", "/v1/forwards", `{"op":"deny","owner":"a\"}"}`},
 		{"GET", "/v1/forwards", ""},
 		{"GET", "/v1/config", ""},
 		{"GET", "/readyz", ""},
@@ -53,7 +52,7 @@ func FuzzRequest(f *testing.F) {
 	}
 	var level loglevel.Levels
 	server := NewServer(Options{
-		Provider: fixed{}, Level: &level, GuestLevel: func(context.Context, string, loglevel.Request) error { return nil }, Logger: slog.New(slog.DiscardHandler), Explainer: explained{},
+		Provider: fixed{}, Level: &level, Logger: slog.New(slog.DiscardHandler), Explainer: explained{},
 		Rules: func() *rules.Set { return set }, Settings: func() []config.Setting { return nil }, Forwards: noForwards(f),
 	})
 	f.Cleanup(level.Stop)

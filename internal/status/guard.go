@@ -151,12 +151,12 @@ func jsonOnly(next http.Handler) http.Handler {
 }
 
 // isJSON reports whether the body is said to be JSON, which pages of other origins cannot
-// say without asking first. Of our own command line older versions say nothing.
+// say without asking first.
 func isJSON(r *http.Request) bool {
 	said := r.Header.Values("Content-Type")
-	if len(said) == 0 {
-		return r.Header.Get("Authorization") == "" && r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Site") == ""
+	if len(said) != 1 {
+		return false
 	}
 	kind, _, err := mime.ParseMediaType(said[0])
-	return err == nil && len(said) == 1 && kind == "application/json"
+	return err == nil && kind == "application/json"
 }

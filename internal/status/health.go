@@ -3,7 +3,6 @@
 package status
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -46,7 +45,7 @@ func (s *Server) setLevel(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if err == nil {
-		err = s.o.Level.Set(loglevel.Local, q, s.o.Logger)
+		err = s.o.Level.Set(q, s.o.Logger)
 	}
 	if err != nil {
 		text(w, http.StatusBadRequest, err.Error())
@@ -71,41 +70,13 @@ func decodeLevel(w http.ResponseWriter, r *http.Request, q any) bool {
 	return true
 }
 
-// GuestLevel asks for a log level of a guest's agent, which knows its own components.
-type GuestLevel struct {
-	Guest string `json:"guest"`
-	loglevel.Request
-}
-
-// GuestLevelWithin is how long a guest's agent may take to answer.
-const GuestLevelWithin = 10 * time.Second
-
-func (s *Server) setGuestLevel(w http.ResponseWriter, r *http.Request) {
-	var q GuestLevel
-	if !decodeLevel(w, r, &q) {
-		return
-	}
-	if err := (loglevel.Request{Level: q.Level, Lasts: q.Lasts}).CheckMore(); err != nil {
-		text(w, http.StatusBadRequest, err.Error())
-		return
-	}
-	ctx, cancel := context.WithTimeoutCause(r.Context(), GuestLevelWithin, fmt.Errorf("waited %s", GuestLevelWithin))
-	defer cancel()
-	if err := s.o.GuestLevel(ctx, guestID(q.Guest, s.peers()), q.Request); err != nil {
-		text(w, http.StatusConflict, strings.ReplaceAll(err.Error(), "\n", "; "))
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(q)
-}
-
 // setLevels sets levels of components.
 func (s *Server) setLevels(w http.ResponseWriter, r *http.Request) {
 	var q loglevel.Request
 	if !decodeLevel(w, r, &q) {
 		return
 	}
-	if err := s.o.Level.Set(loglevel.Local, q, s.o.Logger); err != nil {
+	if err := s.o.Level.Set(q, s.o.Logger); err != nil {
 		text(w, http.StatusBadRequest, err.Error())
 		return
 	}

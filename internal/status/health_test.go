@@ -5,7 +5,6 @@ package status
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -109,36 +108,6 @@ func TestLevelsOfComponents(t *testing.T) {
 	}
 	if _, whole := serve(s, http.MethodGet, "/v1/loglevel", ""); whole != "warn" {
 		t.Errorf("the whole is at %s", whole)
-	}
-}
-
-func TestLevelOfAGuest(t *testing.T) {
-	var got string
-	peers := []Peer{{Guest: vmID, Endpoint: vmID, Name: "vm"}}
-	s := NewServer(Options{Role: "host", Peers: func() []Peer { return peers }, Logger: slog.New(slog.DiscardHandler), GuestLevel: func(_ context.Context, guest string, r loglevel.Request) error {
-		got = guest + r.Level + r.Lasts.String()
-		if guest == "away" {
-			return errors.New("not\nconnected")
-		}
-		return nil
-	}})
-	for body, want := range map[string]string{
-		`{"guest":"dev","level":"debug","components":["of a newer agent"],"lasts":60000000000}`: `"guest":"dev"`,
-		`{"guest":"away","level":"debug","lasts":60000000000}`:                                  "not; connected",
-		`{"guest":"dev","level":"warn","lasts":60000000000}`:                                    "want debug or info",
-		`{"guest":"dev","level":"debug"}`:                                                       "want a duration",
-		`{"guest":"dev","level":"debug","lasts":60000000000,"more":1}`:                          "unknown field",
-		"": "not a request",
-	} {
-		if _, answer := serve(s, http.MethodPut, "/v1/guestlevel", body); !strings.Contains(answer, want) {
-			t.Errorf("%s: %s", body, answer)
-		}
-	}
-	if code, _ := serve(s, http.MethodPut, "/v1/guestlevel", `{"guest":"away","level":"debug","lasts":60000000000}`); code != http.StatusConflict || got != "awaydebug1m0s" {
-		t.Errorf("%d, %s", code, got)
-	}
-	if code, _ := serve(s, http.MethodPut, "/v1/guestlevel", `{"guest":"vm","level":"debug","lasts":60000000000}`); code != http.StatusOK || got != vmID+"debug1m0s" {
-		t.Errorf("by the name that is shown: %d, %s", code, got)
 	}
 }
 

@@ -4,7 +4,6 @@ package status
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -119,11 +118,9 @@ func (s *Server) webAddress(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(a)
 }
 
-// WebAddress returns where the page is. That of an older version changes nothing.
+// WebAddress returns where the page is.
 func (c *Client) WebAddress(ctx context.Context) (WebAddress, error) {
-	a, err := ask[WebAddress](ctx, c, http.MethodGet, "/v1/web", nil, 0)
-	a.ReadOnly = cmp.Or(a.ReadOnly, a.URL)
-	return a, err
+	return ask[WebAddress](ctx, c, http.MethodGet, "/v1/web", nil, 0)
 }
 
 // WebURL returns the page's URL with the token of one that changes what is forwarded, or ""

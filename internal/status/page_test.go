@@ -145,7 +145,7 @@ func plain(t *testing.T) *http.Client {
 
 func TestPageNeedsToken(t *testing.T) {
 	s, c := servePage(t), plain(t)
-	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/web", "/v1/forwards", "/v1/trace", "/v1/other"} {
+	for _, path := range []string{"/v1/ports", "/v1/events", "/v1/explain?port=80", "/v1/loglevel", "/v1/loglevels", "/v1/web", "/v1/forwards", "/v1/trace", "/v1/other"} {
 		for _, auth := range []string{"", "Bearer ", "Bearer x" + s.token(), "Basic " + s.token()} {
 			resp, body := request(t, c, http.MethodGet, s.base()+path, func(r *http.Request) { r.Header.Set("Authorization", auth) })
 			if resp.StatusCode != http.StatusUnauthorized || strings.Contains(body, "socket") {
@@ -170,7 +170,7 @@ func TestPageNeedsToken(t *testing.T) {
 func TestPageOnTCPChangesForwardsAlone(t *testing.T) {
 	s, c := servePage(t), plain(t)
 	for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodDelete, http.MethodPatch} {
-		for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/forwards", "/v1/ports", "/v1/names", "/v1/web"} {
+		for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/forwards", "/v1/ports", "/v1/names", "/v1/web"} {
 			if path == "/v1/forwards" && method == http.MethodPost {
 				continue // TestForgedChangesAreRefused
 			}
@@ -262,11 +262,6 @@ func TestTunnelledPageChangesNothing(t *testing.T) {
 			t.Errorf("%s: %d %s", header, resp.StatusCode, body)
 		}
 	}
-	// The command line of an older version does not say what it sends.
-	resp, body := request(t, s.client.http, http.MethodPost, "http://fairlead/v1/forwards", func(r *http.Request) { r.Body = io.NopCloser(strings.NewReader(denying)) })
-	if resp.StatusCode != http.StatusOK {
-		t.Errorf("older command line: %d %s", resp.StatusCode, body)
-	}
 }
 
 // The page is told whether it may change something, and if not, why; and what was changed.
@@ -313,12 +308,12 @@ func TestPageIsToldWhatItMayChange(t *testing.T) {
 		}
 	}
 	first := rules()
-	change, err := s.client.ChangeForwards(t.Context(), forwards.Request{Op: forwards.Pause, All: true})
+	change, err := s.client.ChangeForwards(t.Context(), forwards.Request{Op: forwards.Deny, All: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	second := rules()
-	if len(first.Rules) != 0 || len(second.Rules) != 1 || second.Rules[0].Name != "pause all" || *second.Rules[0].Undo != (forwards.Request{Op: forwards.Resume, All: true}) {
+	if len(first.Rules) != 0 || len(second.Rules) != 1 || second.Rules[0].Name != "deny all" || *second.Rules[0].Undo != (forwards.Request{Op: forwards.Allow, All: true}) {
 		t.Errorf("rules %+v, then %+v", first, second)
 	}
 	if second.Generation <= first.Generation || second.Generation != change.Generation {
@@ -566,7 +561,7 @@ func TestRelay(t *testing.T) {
 	if resp, body := request(t, c, http.MethodGet, r.base()+"/v1/ports", auth); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"socket"`) {
 		t.Errorf("with token: %d %s", resp.StatusCode, body)
 	}
-	for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/guestlevel", "/v1/web", "/metrics"} {
+	for _, path := range []string{"/v1/loglevel", "/v1/loglevels", "/v1/web", "/metrics"} {
 		if resp, _ := request(t, c, http.MethodGet, r.base()+path, auth); resp.StatusCode != http.StatusNotFound {
 			t.Errorf("%s: %d, want what the page does not need to be out of reach", path, resp.StatusCode)
 		}

@@ -4,10 +4,7 @@ package status
 
 import (
 	"context"
-	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -16,7 +13,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // A refused host, and a guest that is not connected, are named below the table.
@@ -91,62 +87,20 @@ func TestRulesOfARunningAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, agent := range []bool{true, false} {
-		o := Options{Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler)}
-		if agent {
-			o.Rules = func() *rules.Set { return set }
-		}
-		path := filepath.Join(t.TempDir(), "s")
-		control, err := ListenControl(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := NewServer(o)
-		run(t, func(ctx context.Context) { _ = server.Serve(ctx, control, true) })
-		v, err := NewClient(path).TestRules(t.Context(), RuleQuery{Key: published(9229, Owner{}).Key(), Source: "socket"})
-		if agent && (err != nil || v.Allow || v.Rule != "rule 1 (no-debug)") {
-			t.Errorf("%+v, %v", v, err)
-		}
-		if !agent && (err == nil || !strings.Contains(err.Error(), "a host peer of an older version")) {
-			t.Errorf("of an old host: %v", err)
-		}
+	path := filepath.Join(t.TempDir(), "s")
+	control, err := ListenControl(path)
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-// One of an older version, which would decide about another port, is told from one that knows
-// what is asked for by name.
-func TestRulesOfWhatIsAskedForByName(t *testing.T) {
+	server := NewServer(Options{Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler), Rules: func() *rules.Set { return set }})
+	run(t, func(ctx context.Context) { _ = server.Serve(ctx, control, true) })
+	v, err := NewClient(path).TestRules(t.Context(), RuleQuery{Key: published(9229, Owner{}).Key(), Source: "socket"})
+	if err != nil || v.Allow || v.Rule != "rule 1 (no-debug)" {
+		t.Errorf("%+v, %v", v, err)
+	}
 	query := RuleQuery{Key: published(80, Owner{}).Key(), Source: port.SourceDemand, Demand: "web:80/tcp"}
-	current := NewServer(Options{
-		Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler), Rules: func() *rules.Set { return rules.Empty(rules.Loopback()) },
-	})
-	old := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"publication":"tcp 192.0.2.1:80","allow":true,"rule":"default","hostAddresses":["127.0.0.1:80"],"steps":[]}`)
-	})
-	for _, c := range []struct {
-		serve func(ctx context.Context, l net.Listener)
-		err   string
-	}{
-		{func(ctx context.Context, l net.Listener) { _ = current.Serve(ctx, l, true) }, ""},
-		{func(ctx context.Context, l net.Listener) {
-			s := &http.Server{Handler: old, ReadHeaderTimeout: wait.Limit()}
-			defer context.AfterFunc(ctx, func() { _ = s.Close() })()
-			_ = s.Serve(l)
-		}, "fairlead of an older version answers here"},
-	} {
-		path := filepath.Join(t.TempDir(), "s")
-		l, err := ListenControl(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		run(t, func(ctx context.Context) { c.serve(ctx, l) })
-		v, err := NewClient(path).TestRules(t.Context(), query)
-		if c.err == "" && (err != nil || v.Demand != query.Demand) {
-			t.Errorf("%+v, %v", v, err)
-		}
-		if c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-			t.Errorf("error %v, want %q", err, c.err)
-		}
+	if v, err := NewClient(path).TestRules(t.Context(), query); err != nil || v.Demand != query.Demand {
+		t.Errorf("%+v, %v", v, err)
 	}
 }
 

@@ -36,9 +36,7 @@ type Options struct {
 	Examiner Examiner         // nil leaves /v1/doctor out
 	Metrics  http.Handler     // of /metrics; nil leaves it out
 	Level    *loglevel.Levels // of the process; nil leaves /v1/loglevel and /v1/loglevels out
-	// GuestLevel sets the log level of a guest's agent; nil leaves /v1/guestlevel out.
-	GuestLevel func(ctx context.Context, guest string, r loglevel.Request) error
-	Logger     *slog.Logger
+	Logger   *slog.Logger
 	// MaxWatches bounds concurrent watch and event streams; 64 if 0.
 	MaxWatches int
 	// Role is "agent" or "host"; Name is the machine's. The page shows both.
@@ -52,9 +50,9 @@ type Options struct {
 	Rules func() *rules.Set
 	// Forwards changes the rules that are added at run time; nil leaves /v1/forwards out.
 	Forwards *forwards.Store
-	// Demands returns why a port that a rule asks for by name is not there, of a guest on a
-	// host; "" if it is, or is being looked for. Nil knows nothing.
-	Demands func(guest string, d port.Demand) string
+	// Demands returns why a port that a rule asks for by name is not there; "" if it is, or is
+	// being looked for. It is nil on a host, which asks for none.
+	Demands func(d port.Demand) string
 	// Names returns the names of ports; nil leaves /v1/names out.
 	Names func() names.Report
 	// Settings returns the configuration in effect; nil leaves /v1/config out.
@@ -173,9 +171,6 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 		mux.HandleFunc("PUT /v1/loglevel", s.setLevel)
 		mux.HandleFunc("GET /v1/loglevels", s.logLevels)
 		mux.HandleFunc("PUT /v1/loglevels", s.setLevels)
-	}
-	if s.o.GuestLevel != nil {
-		mux.HandleFunc("PUT /v1/guestlevel", s.setGuestLevel)
 	}
 }
 

@@ -14,8 +14,7 @@ import (
 func (c Control) Check() error {
 	n := 0
 	for _, set := range [...]bool{
-		c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil, c.Unpublished != nil, c.LogLevel != nil, c.LogLevelSet != nil,
-		c.Demand != nil, c.Demanded != nil,
+		c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil, c.Unpublished != nil,
 	} {
 		if set {
 			n++
@@ -41,38 +40,9 @@ func (c Control) Check() error {
 		return checkAll(c.Outcomes.Outcomes, Outcome.check)
 	case c.Unpublished != nil:
 		return c.Unpublished.check()
-	case c.LogLevel != nil:
-		return c.LogLevel.check()
-	case c.LogLevelSet != nil:
-		return checkText("logLevelSet: reason", c.LogLevelSet.Reason, MaxReason)
-	case c.Demand != nil:
-		if len(c.Demand.Ports) > MaxDemands {
-			return malformed("demand: %d ports, at most %d", len(c.Demand.Ports), MaxDemands)
-		}
-		return checkAll(c.Demand.Ports, func(s string) error { return checkText("demand: port", s, MaxReason) })
-	case c.Demanded != nil:
-		if len(c.Demanded.Waiting) > MaxDemands {
-			return malformed("demanded: %d ports, at most %d", len(c.Demanded.Waiting), MaxDemands)
-		}
-		return checkAll(c.Demanded.Waiting, func(w Waiting) error { return checkTexts("", w.Port, w.Reason) })
 	default:
 		return checkText("resync: reason", c.Resync.Reason, MaxReason)
 	}
-}
-
-func (l *LogLevel) check() error {
-	if len(l.Components) > MaxComponents {
-		return malformed("logLevel: %d components, at most %d", len(l.Components), MaxComponents)
-	}
-	for _, text := range append(List[string]{l.Level}, l.Components...) {
-		if err := checkText("logLevel: word", text, MaxWord); err != nil {
-			return err
-		}
-	}
-	if l.Seconds < 1 || l.Seconds > 24*60*60 {
-		return malformed("logLevel: %d seconds, want 1 to a day", l.Seconds)
-	}
-	return nil
 }
 
 func (s *Snapshot) check() error {

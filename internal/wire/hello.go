@@ -34,25 +34,18 @@ type Handshake struct {
 
 // Hello describes a peer. Nothing in it is proved until Proof.
 type Hello struct {
-	MinVersion int    `json:"minVersion"` // protocol versions spoken, both included
-	MaxVersion int    `json:"maxVersion"`
-	Role       Role   `json:"role"`
-	Identity   string `json:"identity"` // random, names one life of the process
-	Name       string `json:"name,omitempty"`
-	Build      string `json:"build,omitempty"`
-	Network    string `json:"network,omitempty"` // network namespace of the peer, empty if unknown
-	Nonce      []byte `json:"nonce"`             // random, of this connection
-	Token      bool   `json:"token"`             // proves a shared token and demands the same
-	// Unpublished reports that this peer knows the message Unpublished. Peers that do not
-	// know the field ignore it.
+	Version  int    `json:"version"` // of the protocol, see Version
+	Role     Role   `json:"role"`
+	Identity string `json:"identity"` // random, names one life of the process
+	Name     string `json:"name,omitempty"`
+	Build    string `json:"build,omitempty"`
+	Network  string `json:"network,omitempty"` // network namespace of the peer, empty if unknown
+	Nonce    []byte `json:"nonce"`             // random, of this connection
+	Token    bool   `json:"token"`             // proves a shared token and demands the same
+	// Unpublished reports that this agent sends the message Unpublished.
 	Unpublished bool `json:"unpublished,omitzero"`
-	// LogLevel reports that this agent takes the message LogLevel.
-	LogLevel bool `json:"logLevel,omitzero"`
-	// Demand reports, of an agent, that it takes the message Demand, and of a host, that it
-	// sends one at the start of each session with such an agent.
-	Demand bool `json:"demand,omitzero"`
 	// Runs reports that this host takes streams that the agent opens, each a RunRequest. An
-	// agent opens none to a host that does not say so, as older ones do not.
+	// agent opens none to a host that does not say so.
 	Runs bool `json:"runs,omitzero"`
 }
 
@@ -136,8 +129,8 @@ func (h Handshake) check() error {
 }
 
 func (h *Hello) check() error {
-	if h.MinVersion < 1 || h.MaxVersion < h.MinVersion {
-		return malformed("protocol versions %d to %d", h.MinVersion, h.MaxVersion)
+	if h.Version < 1 {
+		return malformed("protocol version %d", h.Version)
 	}
 	if h.Role != RoleAgent && h.Role != RoleHost {
 		return malformed("unknown role %q", string(h.Role))

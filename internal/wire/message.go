@@ -36,14 +36,6 @@ func decodeControl(body []byte) (Control, error) {
 			return &c.Resync
 		case "unpublished":
 			return &c.Unpublished
-		case "logLevel":
-			return &c.LogLevel
-		case "logLevelSet":
-			return &c.LogLevelSet
-		case "demand":
-			return &c.Demand
-		case "demanded":
-			return &c.Demanded
 		}
 		return nil
 	})
@@ -53,15 +45,6 @@ func decodeControl(body []byte) (Control, error) {
 	}
 	if err != nil {
 		return Control{}, err
-	}
-	if c.LogLevelSet != nil { // an error that the host prints
-		c.LogLevelSet.Reason = oneLine(c.LogLevelSet.Reason)
-	}
-	if c.Demanded != nil {
-		for i := range c.Demanded.Waiting {
-			w := &c.Demanded.Waiting[i]
-			w.Port, w.Reason = oneLine(w.Port), oneLine(w.Reason)
-		}
 	}
 	return c, nil
 }

@@ -60,12 +60,7 @@ type Control struct {
 	Outcomes *Outcomes `json:"outcomes,omitempty"` // host to agent, at any time
 	Resync   *Resync   `json:"resync,omitempty"`   // host to agent
 
-	Unpublished *Unpublished `json:"unpublished,omitzero"` // agent to host, if that knows it: see Hello
-	LogLevel    *LogLevel    `json:"logLevel,omitzero"`    // host to agent, if that takes it: see Hello
-	LogLevelSet *LogLevelSet `json:"logLevelSet,omitzero"` // agent to host: the answer to each LogLevel
-
-	Demand   *Demand   `json:"demand,omitzero"`   // host to agent, if that takes it: see Hello
-	Demanded *Demanded `json:"demanded,omitzero"` // agent to host: the answer to each Demand, and when it changes
+	Unpublished *Unpublished `json:"unpublished,omitzero"` // agent to host
 }
 
 // Snapshot is the whole wanted set. A large one comes in parts: More is set on
@@ -78,7 +73,7 @@ type Snapshot struct {
 	// Incomplete names sources that the agent has not read yet, as one whose engine does
 	// not answer: their ports may be missing. The host keeps the ports that an earlier
 	// session had and that are missing here, until a snapshot comes that is complete, or
-	// for a limited time. Peers that do not know the field take each snapshot for complete.
+	// for a limited time.
 	Incomplete List[string] `json:"incomplete,omitempty"`
 }
 
@@ -178,7 +173,7 @@ type UnpublishedPort struct {
 	Owner    port.Owner `json:"owner"` // without labels
 	Source   string     `json:"source,omitempty"`
 
-	Demands List[string] `json:"demands,omitempty"` // as of Publication; older hosts ignore them
+	Demands List[string] `json:"demands,omitempty"` // as of Publication
 }
 
 // Unread is a NAT rule that the agent does not understand. Each text has at most MaxReason
@@ -191,58 +186,8 @@ type Unread struct {
 
 // Limits of forwards by name. A text has at most MaxReason bytes.
 const (
-	MaxDemands      = 256 // that a host asks for
-	MaxDemandsOfOne = 16  // of one port
+	MaxDemandsOfOne = 16 // of one port
 )
-
-// Demand is all that a host asks for by name: ports of containers and Services that nobody
-// published, as port.ParseDemand reads them. It replaces what the host asked for before. It
-// names no address, and the agent's rules decide about each port.
-type Demand struct {
-	Ports List[string] `json:"ports"`
-}
-
-// Demanded is what of a Demand waits, and why. It replaces what was sent before.
-type Demanded struct {
-	Waiting List[Waiting] `json:"waiting"`
-}
-
-// Waiting is a port that waits.
-type Waiting struct {
-	Port   string `json:"port"`
-	Reason string `json:"reason"`
-}
-
-// NewWaiting returns a port that waits. A reason that is too long is truncated.
-func NewWaiting(d port.Demand, reason string) Waiting {
-	return Waiting{d.String(), truncate(oneLine(reason), MaxReason)}
-}
-
-// MaxComponents is how many components LogLevel names at most.
-const MaxComponents = 64
-
-// LogLevel asks the agent to log more for a time.
-type LogLevel struct {
-	Number     uint64       `json:"number"`               // of the request, in its session
-	Level      string       `json:"level"`                // "debug" or "info"
-	Components List[string] `json:"components,omitempty"` // empty: the whole
-	Seconds    int          `json:"seconds"`              // how long, 1 s to a day
-}
-
-// LogLevelSet answers LogLevel.
-type LogLevelSet struct {
-	Number uint64 `json:"number"`
-	Reason string `json:"reason,omitempty"` // why the agent refuses, empty if it does not
-}
-
-// NewLogLevelSet returns an answer. A reason that is too long is truncated.
-func NewLogLevelSet(number uint64, err error) *LogLevelSet {
-	a := &LogLevelSet{Number: number}
-	if err != nil {
-		a.Reason = truncate(oneLine(err.Error()), MaxReason)
-	}
-	return a
-}
 
 // Outcome is port.Outcome on the wire.
 type Outcome struct {
@@ -257,8 +202,7 @@ type Outcome struct {
 type FlowRequest struct {
 	Key  port.Key       `json:"key"`
 	Peer netip.AddrPort `json:"peer"` // the client of the host, for logs, the choice of family, and servers that are told
-	// At is where the client connected to on the host, for servers that are told. Agents that
-	// do not know the field ignore it; older hosts send none.
+	// At is where the client connected to on the host, for servers that are told.
 	At netip.AddrPort `json:"at,omitzero"`
 }
 

@@ -68,10 +68,6 @@ func controls() map[string]Control {
 			Removed: []port.Key{key(port.TCP, "::", 22)},
 			Unread:  &List[Unread]{{Where: "ip nat PREROUTING", Rule: "-m mark --mark 0x7 -j DNAT", Reason: "a mark"}},
 		}},
-		"loglevel":     {LogLevel: &LogLevel{Number: 1, Level: "debug", Components: List[string]{"nat", "docker"}, Seconds: 600}},
-		"loglevel-set": {LogLevelSet: &LogLevelSet{Number: 1, Reason: "component \"x\": want one of agent"}},
-		"demand":       {Demand: &Demand{Ports: List[string]{"web:80/tcp", "svc/default/dns:53/udp"}}},
-		"demanded":     {Demanded: &Demanded{Waiting: List[Waiting]{{Port: "web:80/tcp", Reason: "no running container has the name web"}}}},
 		"snapshot-demand": {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{
 			{Key: key(port.TCP, "172.17.0.2", 80), Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}, Source: "demand", Demands: List[string]{"web:80/tcp"}},
 		}}},
@@ -158,23 +154,15 @@ func TestFlowRequestWithoutZones(t *testing.T) {
 	}
 }
 
-// Where the client connected is an extra that a peer may leave out, and an older one ignores
-// as any field that it does not know.
+// Where the client connected may be left out.
 func TestFlowRequestAt(t *testing.T) {
 	q := FlowRequest{Key: key(port.TCP, "0.0.0.0", 8080), At: netip.MustParseAddrPort("[::ffff:127.0.0.1]:8080")}
 	var b bytes.Buffer
 	if err := WriteRequest(&b, q); err != nil {
 		t.Fatal(err)
 	}
-	body := bytes.Clone(b.Bytes()[frameHeader:])
 	if got, err := ReadRequest(&b); err != nil || got.At != netip.MustParseAddrPort("127.0.0.1:8080") || got.Peer.IsValid() {
 		t.Errorf("got %+v, %v", got, err)
-	}
-	var older struct {
-		Key port.Key `json:"key"`
-	}
-	if err := decode(body, &older); err != nil || older.Key != q.Key {
-		t.Errorf("an older peer reads %+v, %v", older, err)
 	}
 	for at, want := range map[string]bool{"127.0.0.1:1": true, "[fe80::1%eth0]:1": true, "[::ffff:127.0.0.1]:1": false, "[fe80::1%e 0]:1": false} {
 		err := FlowRequest{Key: q.Key, At: netip.MustParseAddrPort(at)}.check()
@@ -186,7 +174,7 @@ func TestFlowRequestAt(t *testing.T) {
 
 func handshakes() map[string]Handshake {
 	return map[string]Handshake{
-		"hello": {Hello: &Hello{MinVersion: 1, MaxVersion: 2, Role: RoleAgent, Identity: "I", Name: "guest", Build: "1.0",
+		"hello": {Hello: &Hello{Version: 1, Role: RoleAgent, Identity: "I", Name: "guest", Build: "1.0",
 			Nonce: bytes.Repeat([]byte{0xa5}, NonceSize), Token: true}},
 		"proof":   {Proof: &Proof{MAC: bytes.Repeat([]byte{0x5a}, MACSize)}},
 		"refusal": {Refusal: &Refusal{Code: "version", Reason: "update the older one"}},
@@ -282,18 +270,8 @@ func TestControlRefused(t *testing.T) {
 		"unpublished, demands":  {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat(`a:1","`, 16) + `a:1"]}]}}`, "17 demands"},
 		"unpublished, demand":   {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat("r", 513) + `"]}]}}`, "demand"},
 		"unpublished, source":   {`{"unpublished":{"put":[{` + ok + `,"source":"` + strings.Repeat("r", 65) + `"}]}}`, "source"},
-		"log level, seconds":    {`{"logLevel":{"number":1,"level":"debug","seconds":0}}`, "0 seconds"},
-		"log level, for ever":   {`{"logLevel":{"number":1,"level":"debug","seconds":86401}}`, "86401 seconds"},
-		"log level, word":       {`{"logLevel":{"number":1,"level":"` + strings.Repeat("r", 65) + `","seconds":1}}`, "word"},
-		"log level, component":  {`{"logLevel":{"number":1,"level":"debug","seconds":1,"components":["` + strings.Repeat("r", 65) + `"]}}`, "word"},
-		"log level, components": {`{"logLevel":{"number":1,"level":"debug","seconds":1,"components":["a"` + strings.Repeat(`,"a"`, 64) + `]}}`, "65 components"},
-		"demand, ports":         {`{"demand":{"ports":["a:1"` + strings.Repeat(`,"a:1"`, 256) + `]}}`, "257 ports"},
-		"demand, port":          {`{"demand":{"ports":["` + strings.Repeat("r", 513) + `"]}}`, "port"},
-		"demanded, ports":       {`{"demanded":{"waiting":[{}` + strings.Repeat(`,{}`, 256) + `]}}`, "257 ports"},
-		"demanded, reason":      {`{"demanded":{"waiting":[{"port":"a:1","reason":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
 		"demands of one": {`{"snapshot":{"epoch":"E","publications":[{"protocol":"tcp","address":"10.0.0.1","port":1,"host":[],"owner":{"kind":"unknown","name":"","id":""},` +
 			`"demands":["a:1"` + strings.Repeat(`,"a:1"`, 16) + `]}]}}`, "17 demands"},
-		"log level, reason":    {`{"logLevelSet":{"number":1,"reason":"` + strings.Repeat("r", 513) + `"}}`, "reason"},
 		"unpublished, omitted": {`{"unpublished":{"omitted":-1}}`, "omitted"},
 		"unpublished, removed": {`{"unpublished":{"removed":[{"protocol":"tcp","port":1}]}}`, "no address"},
 		"long garbage":         {`{"` + strings.Repeat("x", 10_000) + `":1}`, "unknown message"},
@@ -428,17 +406,16 @@ func TestHandshakeRefused(t *testing.T) {
 		return Handshake{Hello: &h}
 	}
 	for name, h := range map[string]Handshake{
-		"version 0":      hello(func(h *Hello) { h.MinVersion = 0 }),
-		"versions twist": hello(func(h *Hello) { h.MaxVersion = 0 }),
-		"role":           hello(func(h *Hello) { h.Role = "king" }),
-		"short nonce":    hello(func(h *Hello) { h.Nonce = h.Nonce[1:] }),
-		"no identity":    hello(func(h *Hello) { h.Identity = "" }),
-		"long identity":  hello(func(h *Hello) { h.Identity = strings.Repeat("i", MaxWord+1) }),
-		"long name":      hello(func(h *Hello) { h.Name = strings.Repeat("i", MaxName+1) }),
-		"long build":     hello(func(h *Hello) { h.Build = strings.Repeat("i", MaxWord+1) }),
-		"short proof":    {Proof: &Proof{MAC: make([]byte, 31)}},
-		"long code":      {Refusal: &Refusal{Code: strings.Repeat("i", MaxWord+1)}},
-		"nothing":        {},
+		"version 0":     hello(func(h *Hello) { h.Version = 0 }),
+		"role":          hello(func(h *Hello) { h.Role = "king" }),
+		"short nonce":   hello(func(h *Hello) { h.Nonce = h.Nonce[1:] }),
+		"no identity":   hello(func(h *Hello) { h.Identity = "" }),
+		"long identity": hello(func(h *Hello) { h.Identity = strings.Repeat("i", MaxWord+1) }),
+		"long name":     hello(func(h *Hello) { h.Name = strings.Repeat("i", MaxName+1) }),
+		"long build":    hello(func(h *Hello) { h.Build = strings.Repeat("i", MaxWord+1) }),
+		"short proof":   {Proof: &Proof{MAC: make([]byte, 31)}},
+		"long code":     {Refusal: &Refusal{Code: strings.Repeat("i", MaxWord+1)}},
+		"nothing":       {},
 	} {
 		frame, _, err := EncodeHandshake(h)
 		if err != nil {
@@ -797,8 +774,7 @@ func TestOwnerPendingIsOnTheWire(t *testing.T) {
 	}
 }
 
-// An owner of which not all fits on the link says so. Peers that do not know that get the
-// rest as before.
+// An owner of which not all fits on the link says so.
 func TestWhatIsLeftOutIsOnTheWire(t *testing.T) {
 	many := map[string]string{}
 	for i := range MaxLabels + 1 {
@@ -1013,29 +989,8 @@ func TestSplitUnpublished(t *testing.T) {
 	}
 }
 
-// A peer that does not know the field of the hello ignores it, and so does one that has it
-// where it is missing.
-// What an agent answers is printed by the host: it moves no cursor.
-func TestReasonOfALogLevelIsOneLine(t *testing.T) {
-	var b bytes.Buffer
-	if err := WriteControl(&b, Control{LogLevelSet: &LogLevelSet{Number: 1, Reason: "no\x1b[2J\nfairlead: \u009b"}}); err != nil {
-		t.Fatal(err)
-	}
-	c, err := ReadControl(&b)
-	if err != nil || c.LogLevelSet.Reason != "no [2J fairlead:  " {
-		t.Errorf("%+v, %v", c.LogLevelSet, err)
-	}
-}
-
-// Nor does why a port waits, and what the host cannot read of demands it ignores.
+// What a host cannot read of demands it ignores.
 func TestDemandTexts(t *testing.T) {
-	var b bytes.Buffer
-	if err := WriteControl(&b, Control{Demanded: &Demanded{Waiting: List[Waiting]{{Port: "a\n:1", Reason: "no\x1b[2J"}}}}); err != nil {
-		t.Fatal(err)
-	}
-	if c, err := ReadControl(&b); err != nil || c.Demanded.Waiting[0] != (Waiting{"a :1", "no [2J"}) {
-		t.Errorf("%+v, %v", c.Demanded, err)
-	}
 	p := port.Publication{Key: key(port.TCP, "172.17.0.2", 80)}
 	for _, id := range []string{"svc/default/web:80/tcp", "svc/default/web:80/tcp endpoints", "web:80/tcp"} {
 		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: id}})
@@ -1044,7 +999,7 @@ func TestDemandTexts(t *testing.T) {
 	if !slices.Equal(w.Demands, List[string]{"svc/default/web:80/tcp", "web:80/tcp"}) {
 		t.Errorf("sent %q", w.Demands)
 	}
-	w.Demands = append(w.Demands, "of another version")
+	w.Demands = append(w.Demands, "no name")
 	for _, d := range []string{"svc/default/web:80", "web:80"} {
 		asked, err := port.ParseDemand(d)
 		if got := w.Port(); err != nil || !got.Demanded(asked) || len(got.Origins) != 3 {
@@ -1066,10 +1021,10 @@ func TestHelloWithUnpublished(t *testing.T) {
 			t.Errorf("%+v, %v", got.Hello, err)
 		}
 	}
-	older := strings.Replace(`{"hello":{"minVersion":2,"maxVersion":2,"role":"host","identity":"I","nonce":"NONCE","token":false,"later":{"a":[1]}}}`,
+	later := strings.Replace(`{"hello":{"version":2,"role":"host","identity":"I","nonce":"NONCE","token":false,"later":{"a":[1]}}}`,
 		"NONCE", strings.Repeat("A", 43)+"=", 1)
-	if _, _, err := ReadHandshake(bytes.NewReader(frameOf(older))); err != nil {
-		t.Errorf("a hello with a field of later versions: %v", err)
+	if _, _, err := ReadHandshake(bytes.NewReader(frameOf(later))); err != nil {
+		t.Errorf("another version, which is to be named: %v", err)
 	}
 }
 

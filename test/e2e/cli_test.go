@@ -67,8 +67,8 @@ func TestBadInput(t *testing.T) {
 		{"broken config", []string{"agent", "--config", broken}, 2, []string{"broken.yaml"}},
 		{"nothing runs", []string{"ls", "--control", dir + "/none.sock"}, 1, []string{"none.sock", "running"}},
 		{"watch nothing", []string{"watch", "--control", dir + "/none.sock"}, 1, []string{"none.sock", "running"}},
-		{"bad port", []string{"rules", "test", "70000"}, 2, []string{"70000", "65535"}},
-		{"bad protocol", []string{"rules", "test", "80/sctp"}, 2, []string{"sctp"}},
+		{"bad port", []string{"explain", "--rules", "70000"}, 2, []string{"70000", "65535"}},
+		{"bad protocol", []string{"explain", "--rules", "80/sctp"}, 2, []string{"sctp"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, stderr, code := fairlead(t, c.args...)
@@ -248,95 +248,30 @@ func TestLogAtStart(t *testing.T) {
 
 func TestLogLevel(t *testing.T) {
 	r := newRig(t).start()
-	if out, _, _ := fairlead(t, "loglevel", "set", "debug", "--control", r.agentCtl); out != "debug\n" {
+	if out, _, _ := fairlead(t, "config", "loglevel", "set", "debug", "--control", r.agentCtl); out != "debug\n" {
 		t.Errorf("set = %q", out)
 	}
-	if out, _, _ := fairlead(t, "loglevel", "get", "--control", r.agentCtl); out != "debug\n" {
+	if out, _, _ := fairlead(t, "config", "loglevel", "get", "--control", r.agentCtl); out != "debug\n" {
 		t.Errorf("get = %q", out)
 	}
-	_, stderr, code := fairlead(t, "loglevel", "set", "loud", "--control", r.agentCtl)
+	_, stderr, code := fairlead(t, "config", "loglevel", "set", "loud", "--control", r.agentCtl)
 	if code != 2 {
 		t.Errorf("exit code %d", code)
 	}
 	oneLine(t, stderr, "loud", "debug")
 }
 
-// A host sets the level of its guest's agent over the link, for a time.
-func TestLogLevelOfAGuest(t *testing.T) {
-	r := newRig(t)
-	r.connect = "dev=" + r.link
-	r.startHost()
-	r.host.Prints(`msg="guest unreachable; retrying" guest=dev`)
-	set := func(args ...string) (stdout, stderr string, code int) {
-		t.Helper()
-		return fairlead(t, append([]string{"loglevel", "set", "debug", "--control", r.hostCtl}, args...)...)
-	}
-	_, stderr, code := set("--guest", "dev")
-	oneLine(t, stderr, `guest "dev" is not connected`)
-	if code != 1 {
-		t.Errorf("exit code %d", code)
-	}
-	r.startAgent()
-	r.host.Prints("msg=\"guest connected\"")
-	_, stderr, _ = set("--guest", "other")
-	oneLine(t, stderr, `guest "other": want one of "dev"`)
-	_, stderr, _ = set("--guest", "dev", "--component", "nosuch")
-	oneLine(t, stderr, "its agent refuses", `component "nosuch": want one of agent,`)
-	_, stderr, code = fairlead(t, "loglevel", "set", "debug", "--guest", "dev", "--control", r.agentCtl)
-	oneLine(t, stderr, "of the other role")
-	if code != 1 {
-		t.Errorf("exit code %d", code)
-	}
-	get := func() string {
-		t.Helper()
-		out, _, _ := fairlead(t, "loglevel", "get", "--control", r.agentCtl)
-		return out
-	}
-	if out := get(); out != "info\n" {
-		t.Errorf("get = %q", out)
-	}
-	if out, stderr, _ := set("--guest", "dev"); out != "debug\n" {
-		t.Errorf("set = %q, %q", out, stderr)
-	}
-	if out, stderr, _ := set("--guest", "dev", "--component", "nat", "--for", "1h"); out != "debug\n" {
-		t.Errorf("set = %q, %q", out, stderr)
-	}
-	if out := get(); !strings.HasPrefix(out, "debug\ndebug of all for another ") || !strings.Contains(out, "debug of nat for another ") || strings.Count(out, ", by the host\n") != 2 {
-		t.Errorf("get = %q", out)
-	}
-	r.agent.Prints(`msg="log level set" by=host level=debug lasts=10m0s`)
-	if out, _, _ := fairlead(t, "loglevel", "get", "--control", r.hostCtl); out != "info\n" {
-		t.Errorf("the host's own is %q", out)
-	}
-	for _, component := range [][]string{nil, {"--component", "nat"}} {
-		args := append([]string{"loglevel", "set", "info", "--guest", "dev", "--for", "1s", "--control", r.hostCtl}, component...)
-		if _, stderr, code := fairlead(t, args...); code != 0 {
-			t.Errorf("exit code %d: %s", code, stderr)
-		}
-	}
-	r.eventually("the levels end", func() error {
-		if out := get(); out != "info\n" {
-			return errors.New(out)
-		}
-		return nil
-	})
-	r.agent.Kill()
-	r.host.Prints(`msg="connection to the guest lost; retrying"`)
-	_, stderr, _ = set("--guest", "dev")
-	oneLine(t, stderr, `guest "dev" is not connected`)
-}
-
 func TestLogLevelOfComponents(t *testing.T) {
 	r := newRig(t).start()
 	for _, control := range []string{r.agentCtl, r.hostCtl} {
-		if out, stderr, _ := fairlead(t, "loglevel", "set", "debug", "--component", "loglevel", "--component", "host,link", "--for", "1h", "--control", control); out != "debug\n" {
+		if out, stderr, _ := fairlead(t, "config", "loglevel", "set", "debug", "--component", "loglevel", "--component", "host,link", "--for", "1h", "--control", control); out != "debug\n" {
 			t.Errorf("set = %q, %q", out, stderr)
 		}
-		out, _, _ := fairlead(t, "loglevel", "get", "--control", control)
+		out, _, _ := fairlead(t, "config", "loglevel", "get", "--control", control)
 		if lines := strings.Split(out, "\n"); len(lines) != 5 || lines[0] != "info" || !strings.HasPrefix(lines[1], "debug of host for another ") {
 			t.Errorf("get = %q", out)
 		}
-		out, _, _ = fairlead(t, "loglevel", "get", "-o", "json", "--control", control)
+		out, _, _ = fairlead(t, "config", "loglevel", "get", "-o", "json", "--control", control)
 		var state struct {
 			loglevel.State
 			SchemaVersion int `json:"schemaVersion"`
@@ -344,11 +279,11 @@ func TestLogLevelOfComponents(t *testing.T) {
 		if err := json.Unmarshal([]byte(out), &state); err != nil || state.Level != "info" || len(state.Temporary) != 3 || state.SchemaVersion == 0 {
 			t.Errorf("%v: %s", err, out)
 		}
-		if _, _, code := fairlead(t, "loglevel", "set", "info", "--component", "host,link,loglevel", "--for", "1s", "--control", control); code != 0 {
+		if _, _, code := fairlead(t, "config", "loglevel", "set", "info", "--component", "host,link,loglevel", "--for", "1s", "--control", control); code != 0 {
 			t.Errorf("exit code %d", code)
 		}
 		r.eventually("the levels end", func() error {
-			if out, _, _ := fairlead(t, "loglevel", "get", "--control", control); out != "info\n" {
+			if out, _, _ := fairlead(t, "config", "loglevel", "get", "--control", control); out != "info\n" {
 				return errors.New(out)
 			}
 			return nil

@@ -53,7 +53,7 @@ func TestCurlReachesContainersByName(t *testing.T) {
 	}
 	var url, urlTLS string
 	r.eventually("names are served, and ls has the URL", func() error {
-		if out, _, _ := fairlead(t, "names", "--control", r.hostCtl); strings.Contains(out, "not served") {
+		if out, _, _ := fairlead(t, "ls", "--names", "--control", r.hostCtl); strings.Contains(out, "not served") {
 			return errors.New(out)
 		}
 		l, err := listAt(r.hostCtl)

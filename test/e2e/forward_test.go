@@ -23,7 +23,7 @@ import (
 )
 
 // Forwards that are added on the host or in the guest lead clients to the server, survive
-// restarts of both, and are undone. What is paused or denied is closed to clients.
+// restarts of both, and are undone. What is denied is closed to clients.
 func TestForwardsAtRunTime(t *testing.T) {
 	r := newRig(t)
 	r.start()
@@ -94,11 +94,11 @@ func TestForwardsAtRunTime(t *testing.T) {
 		}
 		return nil
 	})
-	run(r.hostCtl, "forward", "pause", "--all")
+	run(r.hostCtl, "deny", "--all")
 	says("Removed: deny 8080/tcp", r.hostCtl, "allow", "8080")
 	says("Nothing to change.", r.hostCtl, "allow", "8080")
 	run(r.hostCtl, "deny", "8080")
-	run(r.hostCtl, "forward", "resume", "--all")
+	run(r.hostCtl, "allow", "--all")
 	run(r.hostCtl, "allow", "8080")
 	open(28080)
 	run(r.hostCtl, "deny", "8080", "--guest", "vm") // which the configuration gives no name
@@ -108,9 +108,9 @@ func TestForwardsAtRunTime(t *testing.T) {
 	if _, stderr, code := fairlead(t, "deny", "8080", "--guest", "wm", "--control", r.hostCtl); code != 1 || !strings.Contains(stderr, `no guest is called "wm" (did you mean "vm"?)`) {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
-	run(r.agentCtl, "forward", "pause", "--all")
+	run(r.agentCtl, "deny", "--all")
 	open()
-	run(r.agentCtl, "forward", "resume", "--all")
+	run(r.agentCtl, "allow", "--all")
 	open(28080)
 	run(r.hostCtl, "forward", "rm", "8080")
 	open(18080)
@@ -308,7 +308,7 @@ func TestProxyProtocol(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	for args, want := range map[string]string{"explain 8080": "PROXY protocol (v2)", "rules test 8080": "allow, PROXY protocol v2"} {
+	for args, want := range map[string]string{"explain 8080": "PROXY protocol (v2)", "explain --rules 8080": "allow, PROXY protocol v2"} {
 		out, stderr, code := fairlead(t, append(strings.Fields(args), "--control", r.agentCtl)...)
 		if code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
 			t.Errorf("%s: exit %d, want %q:\n%s%s", args, code, want, out, stderr)

@@ -122,7 +122,7 @@ func TestHostWithoutItsGuest(t *testing.T) {
 	r.outside.start(t, "watch", "--control", r.hostCtl).Prints("is not connected for", "present   8001/tcp", "lost")
 }
 
-// By default `rules test` applies the rules of the agent or host that answers.
+// By default `explain --rules` applies the rules of the agent or host that answers.
 func TestRulesOfTheRunningAgent(t *testing.T) {
 	r := newRig(t)
 	rules := filepath.Join(r.dir, "rules.yaml")
@@ -131,12 +131,12 @@ func TestRulesOfTheRunningAgent(t *testing.T) {
 	}
 	r.agentFlags = []string{"--rules-file", rules}
 	r.start()
-	out, stderr, code := fairlead(t, "rules", "test", "9229", "--control", r.agentCtl)
+	out, stderr, code := fairlead(t, "explain", "--rules", "9229", "--control", r.agentCtl)
 	if code != 0 || !strings.Contains(out, "denied by rule 1 (no-debug)") {
 		t.Errorf("exit code %d, %s%s", code, out, stderr)
 	}
 	fairlead(t, "deny", "8080", "--control", r.hostCtl)
-	out, stderr, code = fairlead(t, "rules", "test", "8080", "--control", r.hostCtl)
+	out, stderr, code = fairlead(t, "explain", "--rules", "8080", "--control", r.hostCtl)
 	if code != 0 || !strings.Contains(out, "denied by host runtime rule 1 (deny 8080/tcp)") {
 		t.Errorf("of a host: exit code %d, %s%s", code, out, stderr)
 	}
@@ -144,12 +144,12 @@ func TestRulesOfTheRunningAgent(t *testing.T) {
 	for at, want := range map[string]string{
 		"web:80": "127.0.0.1:18080 (runtime rule 1 (forward web:80/tcp))", "api:80": "127.0.0.1:80 (default)", "svc/default/web:80": "127.0.0.1:80 (default)",
 	} {
-		out, stderr, code = fairlead(t, "rules", "test", at, "--control", r.agentCtl)
+		out, stderr, code = fairlead(t, "explain", "--rules", at, "--control", r.agentCtl)
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("%s: exit code %d, %s%s", at, code, out, stderr)
 		}
 	}
-	if _, stderr, code = fairlead(t, "rules", "test", "web:80", "--source", "socket", "--control", r.agentCtl); code != 2 || !strings.Contains(stderr, "--source") {
+	if _, stderr, code = fairlead(t, "explain", "--rules", "web:80", "--source", "socket", "--control", r.agentCtl); code != 2 || !strings.Contains(stderr, "--source") {
 		t.Errorf("of another source: exit code %d, %s", code, stderr)
 	}
 }

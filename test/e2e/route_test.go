@@ -113,9 +113,9 @@ func TestNamesLeadToContainers(t *testing.T) {
 			t.Errorf("%s: %d, want %d", url, resp.StatusCode, code)
 		}
 	}
-	out, _, _ := fairlead(t, "names", "--control", r.hostCtl, "-o", "json")
+	out, _, _ := fairlead(t, "ls", "--names", "--control", r.hostCtl, "-o", "json")
 	if e := decode[names.Report](t, out).Names; len(e) != 1 || e[0].Names[0] != "web.localhost" || len(e[0].Ports) != 2 {
-		t.Errorf("names -o json: %s", out)
+		t.Errorf("ls --names -o json: %s", out)
 	}
 	l, err := listAt(r.hostCtl)
 	if err != nil {
@@ -135,7 +135,7 @@ func TestNamesLeadToContainers(t *testing.T) {
 func (r *rig) servesNames() {
 	r.t.Helper()
 	r.eventually("names are served", func() error {
-		out, _, _ := fairlead(r.t, "names", "--control", r.hostCtl)
+		out, _, _ := fairlead(r.t, "ls", "--names", "--control", r.hostCtl)
 		if strings.Contains(out, "not served") || !strings.Contains(out, "web.localhost") {
 			return errors.New(out)
 		}

@@ -157,7 +157,7 @@ func (r *rig) documented(atLeast int, of ...tried) {
 	watched := time.Second // for a watch, which does not end by itself
 	r.eventually("docs/cli.md is what the commands print: go test -tags root ./test/e2e -run Transcripts -update", func() error {
 		commands := 0
-		r.typed("fairlead loglevel set info", r.agentCtl, watched) // the try before has changed it
+		r.typed("fairlead config loglevel set info", r.agentCtl, watched) // the try before has changed it
 		fresh := transcript.ReplaceAllStringFunc(string(doc), func(block string) string {
 			mark, lines := transcript.FindStringSubmatch(block)[1], transcript.FindStringSubmatch(block)[2]
 			at := slices.IndexFunc(of, func(tr tried) bool { return tr.mark == mark })
@@ -196,7 +196,7 @@ func (r *rig) documented(atLeast int, of ...tried) {
 // another program has a port.
 func TestDocumentedTranscriptsOfContainers(t *testing.T) {
 	published := func(n string) string { return fmt.Sprintf(`"80/tcp":[{"HostIp":"0.0.0.0","HostPort":%q}]`, n) }
-	r := newRig(t, "--source", "socket,docker", "--labels", "--host-forwards", "--docker-host", enginetest.Docker(t,
+	r := newRig(t, "--source", "socket,docker", "--labels", "--docker-host", enginetest.Docker(t,
 		dockerContainer("a", "front", "172.30.0.2", `"fairlead.host-port":"18080","fairlead.name":"shop"`, published("8081")),
 		dockerContainer("b", "admin", "172.30.0.3", `"fairlead.expose":"no"`, published("9000")),
 		dockerContainer("c", "db", "172.30.0.4", "", "")))

@@ -197,41 +197,6 @@ func TestDockerDeniesOnDemand(t *testing.T) {
 	p.shut(18000)
 }
 
-// A host asks for it if the guest's configuration lets it.
-func TestDockerForwardsOnDemandOfTheHost(t *testing.T) {
-	d := dockerd(t)
-	dockerImage(t)
-	run(t, "docker", serving("web", "web")...)
-	flags := []string{"--source", "socket,nat,docker", "--docker-host", "unix://" + dockerSocket}
-	p := startPeersWith(t, []string{"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml")}, flags...)
-	guest := p.control
-	p.control = p.hostControl // of what is asked
-	eventually(t, func() error { _, err := p.list(); return err })
-	p.forward("add", "web:8000", "--to", "18000")
-	p.rule("forward web:8000/tcp", port.Pending, "set hostForwards: true")
-
-	p.agent.Stop(syscall.SIGTERM)
-	p.agent.args = append(p.agent.args, "--host-forwards")
-	p.agent.run(t)
-	p.says(18000, "web")
-	p.rule("forward web:8000/tcp", port.Active, "")
-	p.replaceWeb(func(args ...string) { run(t, "docker", args...) }, "again")
-	p.restart(18000, "again")
-	for range 3 {
-		p.staysOpen(18000, "again")
-	}
-	d.Stop(syscall.SIGTERM) // ends its containers
-	p.shut(18000)
-	d.run(t)
-	dockerReady(t, d)
-	run(t, "docker", "start", "web")
-	p.says(18000, "again")
-	p.forward("rm", "web:8000")
-	p.shut(18000)
-	p.control = guest
-	p.gone("tcp " + run(t, "docker", "inspect", "-f", "{{.NetworkSettings.IPAddress}}", "web") + ":8000")
-}
-
 // The same of nerdctl's containers, which no rule of CNI publishes. Those that run survive
 // their engine, and stay reachable while it is away.
 func TestContainerdForwardsOnDemand(t *testing.T) {

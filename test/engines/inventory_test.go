@@ -256,7 +256,7 @@ func (c *inventoried) judged(t *testing.T, p *peers, file string) {
 		}
 		is(step.want, step.condition)
 		if step.want.Judged {
-			_, err := try(binary(), "audit", "--cluster", "--kubeconfig", c.Kubeconfig, "-f", file)
+			_, err := try(binary(), "ls", "--cluster", "--violations", "--kubeconfig", c.Kubeconfig, "-f", file)
 			if (err == nil) != (step.want.Violations == 0) {
 				t.Errorf("audit by %s: %v", step.text, err)
 			}

@@ -104,7 +104,7 @@ func servesAt(t testing.TB, name string, n int, flags ...string) {
 }
 
 // What was added at run time is so through restarts of the agent, the host and the engine:
-// ports of containers at another host port, paused, denied and moved from a port that is in
+// ports of containers at another host port, denied and moved from a port that is in
 // use. What is closed is never open meanwhile, and all of it is undone.
 func TestDockerForwardsAtRunTime(t *testing.T) {
 	d := dockerd(t)
@@ -118,7 +118,7 @@ func TestDockerForwardsAtRunTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = other.Close() }()
-	ports := map[string]int{"led": 8000, "asleep": 8010, "paused": 8020, "denied": 8030, "crowded": 8040}
+	ports := map[string]int{"led": 8000, "asleep": 8010, "denied": 8030, "crowded": 8040}
 	var names []string
 	for name, n := range ports {
 		names = append(names, name)
@@ -135,16 +135,15 @@ func TestDockerForwardsAtRunTime(t *testing.T) {
 	}
 	defer func() { _ = held.Close() }()
 	p.forward("add", "8000", "--to", "18000")
-	p.forward("pause", "--owner", "asleep")
-	p.forward("pause", "8020")
+	p.do("deny", "--owner", "asleep")
 	host.do("deny", "8030")
 	host.forward("add", "8040", "--on-conflict", "next")
 	_ = held.SetReadDeadline(time.Now().Add(limit()))
 	if _, err := io.Copy(io.Discard, held); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("a connection outlives the pause of its port")
+		t.Error("a connection outlives the denial of its port")
 	}
 
-	closed := []string{"asleep", "paused", "denied"}
+	closed := []string{"asleep", "denied"}
 	var probes []*prober
 	check := func(when string) {
 		t.Helper()
@@ -175,8 +174,7 @@ func TestDockerForwardsAtRunTime(t *testing.T) {
 	}
 
 	p.forward("rm", "8000")
-	p.forward("resume", "--owner", "asleep")
-	p.forward("resume", "8020")
+	p.do("allow", "--owner", "asleep")
 	host.do("allow", "8030")
 	host.forward("rm", "8040")
 	undone := func(string) {

@@ -129,7 +129,7 @@ func TestOpenRCAPK(t *testing.T) {
 		newer.script(t, ".post-upgrade")
 		wantVersion(t, newVersion)
 		agentPID(t, "/usr/bin/fairlead", pid)
-		sh(t, "grep -q debug /etc/fairlead/agent.yaml && fairlead loglevel get | grep -q debug")
+		sh(t, "grep -q debug /etc/fairlead/agent.yaml && fairlead config loglevel get | grep -q debug")
 	})
 	step(t, "remove", func(t *testing.T) {
 		newer.script(t, ".pre-deinstall")

@@ -326,7 +326,7 @@ func TestSystemdAgentInstall(t *testing.T) {
 		}
 		defer l.Close()
 		waitForPort(t, "fairlead ls", 8124, "pending")
-		if log := sh(t, "fairlead loglevel get"); !strings.Contains(log, "debug") {
+		if log := sh(t, "fairlead config loglevel get"); !strings.Contains(log, "debug") {
 			t.Errorf("the log level is %q, not that of the flags", log)
 		}
 	})

@@ -120,26 +120,20 @@ func TestPageActions(t *testing.T) {
 		}
 	}
 
-	t.Run("pause and deny, and undo them", func(t *testing.T) {
+	t.Run("deny, and undo it", func(t *testing.T) {
 		detail("8080")
-		p.wait("what can be done", doable, "Open in browser, Pause, Deny, Forward, Expose")
-		p.act("Pause")
-		row("8080", "denied")
-		p.wait("it says what was done", told, "Added: pause 8080/tcp")
-		p.wait("and what can be undone", doable, "Resume, Deny")
-		p.wait("the rule is listed", added, "pause 8080/tcp")
-		r.reach("127.0.0.1:8080", false)
-		rules("pause 8080/tcp")
-		p.shoot("paused")
-		p.act("Resume")
-		row("8080", "active")
-		r.reach("127.0.0.1:8080", true)
+		p.wait("what can be done", doable, "Open in browser, Deny, Forward, Expose")
 		p.act("Deny")
 		row("8080", "denied")
-		p.wait("allowing is offered", doable, "Allow")
+		p.wait("it says what was done", told, "Added: deny 8080/tcp")
+		p.wait("and what can be undone", doable, "Allow")
+		p.wait("the rule is listed", added, "deny 8080/tcp")
+		r.reach("127.0.0.1:8080", false)
 		rules("deny 8080/tcp")
+		p.shoot("denied")
 		p.act("Allow")
 		row("8080", "active")
+		r.reach("127.0.0.1:8080", true)
 		p.wait("nothing is listed", added, "")
 		rules()
 	})
@@ -190,19 +184,19 @@ func TestPageActions(t *testing.T) {
 		p.click("#group")
 		p.wait("groups", `[...document.querySelectorAll('tr.group')].map((tr) => tr.querySelector('b').textContent).join(', ')`, "<img src=x id=e>, my_web, Processes")
 		p.wait("rows below them", portsIn, "8082 8081 8080")
-		const pause = `[...document.querySelectorAll('tr.group')].find((tr) => tr.querySelector('b').textContent === '%s').querySelector('button').click()`
-		p.eval(fmt.Sprintf(pause, "<img src=x id=e>"))
+		const press = `[...document.querySelectorAll('tr.group')].find((tr) => tr.querySelector('b').textContent === '%s').querySelector('button').click()`
+		p.eval(fmt.Sprintf(press, "<img src=x id=e>"))
 		row("8082", "denied")
-		rules("pause owner <img src=x id=e>")
-		p.wait("the name is text", added, "pause owner <img src=x id=e>")
+		rules("deny owner <img src=x id=e>")
+		p.wait("the name is text", added, "deny owner <img src=x id=e>")
 		if n := p.eval(`document.querySelectorAll('#e').length`); n != 0.0 {
 			t.Errorf("%v elements came from a name", n)
 		}
 		p.shoot("grouped")
-		p.eval(fmt.Sprintf(pause, "<img src=x id=e>")) // now it resumes
+		p.eval(fmt.Sprintf(press, "<img src=x id=e>")) // now it allows
 		row("8082", "active")
 		if n := p.eval(`[...document.querySelectorAll('tr.group')].find((tr) => tr.querySelector('b').textContent === 'Processes').querySelector('button').hidden`); n != true {
-			t.Error("processes can be paused by a name")
+			t.Error("processes can be denied by a name")
 		}
 		p.click("#group")
 		p.wait("no groups", `document.querySelectorAll('tr.group').length`, 0)
@@ -217,30 +211,27 @@ func TestPageActions(t *testing.T) {
 	})
 
 	t.Run("all ports", func(t *testing.T) {
-		p.click("#pause-all")
+		p.click("#deny-all")
 		row("8080", "denied")
 		row("8081", "denied")
-		rules("pause all")
-		p.wait("it can be undone there", `document.querySelector('#pause-all').textContent`, "Resume all")
+		rules("deny all")
+		p.wait("it can be undone there", `document.querySelector('#deny-all').textContent`, "Allow all")
 		detail("8080")
-		p.act("Deny")
-		p.wait("it is denied", added, "pause all | deny 8080/tcp")
-		p.act("Allow")
-		row("8080", "denied")
-		p.click("#pause-all")
+		p.wait("and here", doable, "Allow all")
+		p.click("#deny-all")
 		row("8081", "active")
 		rules()
 	})
 
 	t.Run("by keyboard, which keeps the focus", func(t *testing.T) {
 		detail("8080")
-		p.eval(`document.querySelector('#detail [data-id="pause"]').focus()`)
+		p.eval(`document.querySelector('#detail [data-id="deny"]').focus()`)
 		p.key("Enter")
 		row("8080", "denied")
-		p.wait("the focus is on what undoes it", `document.activeElement.textContent`, "Resume")
+		p.wait("the focus is on what undoes it", `document.activeElement.textContent`, "Allow")
 		p.key("Enter")
 		row("8080", "active")
-		p.wait("and back", `document.activeElement.textContent`, "Pause")
+		p.wait("and back", `document.activeElement.textContent`, "Deny")
 		p.eval(`document.querySelector('#detail [data-act="forward"] input').focus()`)
 		p.write("1")
 		r.listen("127.0.0.1:8090") // the table changes meanwhile
@@ -276,7 +267,7 @@ func TestPageActions(t *testing.T) {
 		p.click("#group")
 		p.wait("groups", `document.querySelectorAll('tr.group').length`, 3)
 		p.eval(`document.querySelector('tr.group button').click()`)
-		p.wait("the rule is listed", added, "pause owner <img src=x id=e>")
+		p.wait("the rule is listed", added, "deny owner <img src=x id=e>")
 		const fits = `JSON.stringify([...document.querySelectorAll('html, header, .tools *, #added, #added *, tr, th, tr.group *, #detail, #detail *')].filter((e) =>
 			!e.closest('thead, .hidden') && e.getBoundingClientRect().right > innerWidth || e.tagName === 'HTML' && e.scrollWidth > e.clientWidth).map((e) => [e.tagName, e.className]))`
 		p.wait("nothing reaches beyond", fits, "[]")
@@ -284,7 +275,7 @@ func TestPageActions(t *testing.T) {
 		p.eval(`document.querySelector('tr.group button').click()`)
 		// Not with the mouse: where rows still move, it opens another one, which then covers them all.
 		p.eval(`document.querySelector('[data-key*="|8080"]').click()`)
-		p.wait("what can be done", doable, "Open in browser, Pause, Deny, Forward, Expose")
+		p.wait("what can be done", doable, "Open in browser, Deny, Forward, Expose")
 		p.wait("nothing of it reaches beyond", fits, "[]")
 		p.shoot("narrow-actions")
 		p.noConsole()
@@ -298,8 +289,8 @@ func TestPageActions(t *testing.T) {
 		p.eval(fmt.Sprintf(rowOf+`.click()`, "8080"))
 		p.wait("nothing but looking", doable, "Open in browser")
 		p.wait("and why", `document.querySelector('#detail .hint').textContent`, "this page changes nothing: the token in its address is one that only reads; `fairlead web` prints the address of one that does")
-		p.wait("nor for all", `document.querySelector('#pause-all').hidden`, true)
-		got := p.eval(`fetch('/v1/forwards', {method: 'POST', headers: {'Content-Type': 'application/json', Authorization: 'Bearer ' + sessionStorage.getItem('fairlead-token')}, body: '{"op":"pause","all":true}'}).then((r) => r.status)`)
+		p.wait("nor for all", `document.querySelector('#deny-all').hidden`, true)
+		got := p.eval(`fetch('/v1/forwards', {method: 'POST', headers: {'Content-Type': 'application/json', Authorization: 'Bearer ' + sessionStorage.getItem('fairlead-token')}, body: '{"op":"deny","all":true}'}).then((r) => r.status)`)
 		if got != 403.0 {
 			t.Errorf("the server: %v", got)
 		}
@@ -311,8 +302,8 @@ func TestPageActions(t *testing.T) {
 		p := c.open(t, "http://localhost:8000/", 800, 600) // the list of names
 		base, token, _ := strings.Cut(url.URL, "/#token=")
 		for _, q := range []string{
-			`{method: 'POST', headers: {'Content-Type': 'application/json', Authorization: 'Bearer ` + token + `'}, body: '{"op":"pause","all":true}'}`,
-			`{method: 'POST', mode: 'no-cors', headers: {'Content-Type': 'text/plain'}, body: '{"op":"pause","all":true}'}`,
+			`{method: 'POST', headers: {'Content-Type': 'application/json', Authorization: 'Bearer ` + token + `'}, body: '{"op":"deny","all":true}'}`,
+			`{method: 'POST', mode: 'no-cors', headers: {'Content-Type': 'text/plain'}, body: '{"op":"deny","all":true}'}`,
 		} {
 			_ = p.eval(`fetch('` + base + `/v1/forwards', ` + q + `).then((r) => r.type, () => 'refused')`)
 		}
@@ -333,7 +324,7 @@ func TestPageDoesNotWaitForEver(t *testing.T) {
 	p.wait("it says so", refusal, "no answer: the connection was lost, and the change may have been made")
 	p.eval(`AbortSignal.timeout = () => undefined`)
 	r.agent.Signal(syscall.SIGCONT)
-	p.wait("what is asked for then is done", `import('/page/changes.js').then((m) => m.send({op: 'pause', port: 8080, protocol: 'tcp'})).then((r) => r.error ?? 'done')`, "done")
+	p.wait("what is asked for then is done", `import('/page/changes.js').then((m) => m.send({op: 'deny', port: 8080, protocol: 'tcp'})).then((r) => r.error ?? 'done')`, "done")
 }
 
 // The page of an agent does what can be done in the guest, and says where the rest is done.
@@ -348,7 +339,7 @@ func TestPageActionsInTheGuest(t *testing.T) {
 	p := r.page(newChromium(t, r.guest), t, 1280, 800)
 	p.wait("the ports", portsIn, "5353 8080")
 	p.eval(fmt.Sprintf(rowOf+`.click()`, "8080"))
-	p.wait("what can be done", doable, "Open in browser, Pause, Deny, Forward")
+	p.wait("what can be done", doable, "Open in browser, Deny, Forward")
 	p.wait("and where the rest is", `/^Only a host /.test(document.querySelector('#detail .hint').textContent)`, true)
 	p.act("Deny")
 	p.wait("denied", fmt.Sprintf(rowOf+`?.querySelector('.badge').textContent`, "8080"), "denied")
@@ -359,7 +350,7 @@ func TestPageActionsInTheGuest(t *testing.T) {
 	p.wait("it can be allowed", doable, "Allow")
 	p.act("Allow")
 	p.wait("active", fmt.Sprintf(rowOf+`?.querySelector('.badge').textContent`, "5353"), "active")
-	p.wait("and what undoes it", doable, "Pause, Deny, Undo allow")
+	p.wait("and what undoes it", doable, "Deny, Undo allow")
 	p.act("Undo allow")
 	p.wait("denied again", fmt.Sprintf(rowOf+`?.querySelector('.badge').textContent`, "5353"), "denied")
 	p.noConsole()
@@ -385,8 +376,8 @@ func (r *rig) bridge() {
 func TestPageActionsByNameAndGuest(t *testing.T) {
 	state := t.TempDir()
 	r := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, container("a", "web", "172.30.0.2")),
-		"--forwards-file", filepath.Join(state, "guest.yaml"), "--host-forwards")
-	lab := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, container("b", "db", "172.30.0.3")), "--host-forwards")
+		"--forwards-file", filepath.Join(state, "guest.yaml"))
+	lab := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, container("b", "db", "172.30.0.3")))
 	for _, g := range []*rig{r, lab} {
 		g.bridge()
 		g.startAgent()
@@ -431,51 +422,31 @@ func TestPageActionsByNameAndGuest(t *testing.T) {
 	lab.listen("127.0.0.1:80")
 	row(ofLab, "conflict") // the other guest has the host port
 
-	t.Run("one that was asked for on the host", func(t *testing.T) {
-		add(host, forwards.Request{Demand: "web:80", To: 8088})
-		row(web, "active")
-		p.wait("the rule is listed", added, "forward web:80/tcp: to host port 8088")
-		detail(web)
-		p.wait("what can be done", doable, "Open in browser, Pause, Pause all of web, Undo the forward to 8088")
-		p.wait("its name, which only TLS serves", `[...document.querySelectorAll('#detail dd a')].map((a) => a.href).join(' ')`, "http://127.0.0.1:8088/ https://web.localhost:8443/")
-		p.wait("so that there is no list", `!document.getElementById('names').hidden && document.querySelector('#names a') === null`, true)
-		p.act("Pause")
-		row(web, "denied")
-		row(ownPort, "active")
-		rules("pause web:80/tcp of guest dev", "forward web:80/tcp")
-		p.wait("what can be done now", doable, "Resume, Pause all of web, Undo the forward to 8088")
-		p.act("Resume")
-		row(web, "active")
-		rules("forward web:80/tcp")
-		p.shoot("by-name")
-		p.act("Undo the forward to 8088")
-		row(web, "")
-		row(ownPort, "active")
-		rules()
-	})
-
-	t.Run("what acts on all ports with its number is named so", func(t *testing.T) {
-		add(host, forwards.Request{Demand: "web:80", To: 8088})
-		row(web, "active")
-		for op, undo := range map[forwards.Op]string{forwards.Pause: "Resume 80/tcp", forwards.Deny: "Allow 80/tcp"} {
-			if _, err := host.ChangeForwards(t.Context(), forwards.Request{Op: op, Protocol: port.TCP, Port: 80}); err != nil {
-				t.Fatal(err)
-			}
-			row(web, "denied")
-			detail(web)
-			p.act(undo)
-			row(web, "active")
+	remove := func() {
+		t.Helper()
+		if _, err := r.client().ChangeForwards(t.Context(), forwards.Request{Op: forwards.Remove, Demand: "web:80"}); err != nil {
+			t.Fatal(err)
 		}
-		p.click(`#added [data-rule="forward web:80/tcp"] button`)
 		row(web, "")
 		rules()
-	})
+	}
 
-	t.Run("one that was asked for in the guest goes to another host port", func(t *testing.T) {
+	t.Run("one that was asked for in the guest", func(t *testing.T) {
 		add(r.client(), forwards.Request{Demand: "web:80", To: 8088})
 		row(web, "active")
 		detail(web)
-		p.wait("what can be done", doable, "Open in browser, Pause, Pause all of web, Forward")
+		p.wait("what can be done", doable, "Open in browser, Deny, Deny all of web, Forward")
+		p.wait("its name, which only TLS serves", `[...document.querySelectorAll('#detail dd a')].map((a) => a.href).join(' ')`, "http://127.0.0.1:8088/ https://web.localhost:8443/")
+		p.wait("so that there is no list", `!document.getElementById('names').hidden && document.querySelector('#names a') === null`, true)
+		p.act("Deny")
+		row(web, "denied")
+		row(ownPort, "active")
+		rules("deny web:80/tcp of guest dev")
+		p.wait("what can be done now", doable, "Allow, Deny all of web")
+		p.act("Allow")
+		row(web, "active")
+		rules()
+		p.shoot("by-name")
 		p.click(`#detail [data-act="forward"] input`)
 		p.write("18080")
 		p.key("Enter")
@@ -485,47 +456,47 @@ func TestPageActionsByNameAndGuest(t *testing.T) {
 		p.wait("it is listed", added, "forward web:80/tcp of guest dev: to host port 18080")
 		p.act("Undo the forward to 18080")
 		p.wait("it is where it was", fmt.Sprintf(rowAt+`?.innerText.includes('127.0.0.1:8088')`, web), true)
-		rules()
-		if _, err := r.client().ChangeForwards(t.Context(), forwards.Request{Op: forwards.Remove, Demand: "web:80"}); err != nil {
+		remove()
+	})
+
+	t.Run("what acts on all ports with its number is named so", func(t *testing.T) {
+		add(r.client(), forwards.Request{Demand: "web:80", To: 8088})
+		row(web, "active")
+		if _, err := host.ChangeForwards(t.Context(), forwards.Request{Op: forwards.Deny, Protocol: port.TCP, Port: 80}); err != nil {
 			t.Fatal(err)
 		}
-		row(web, "")
+		row(web, "denied")
+		detail(web)
+		p.act("Allow 80/tcp")
+		row(web, "active")
+		remove()
 	})
 
 	t.Run("one that waits, and why", func(t *testing.T) {
 		add(host, forwards.Request{Demand: "gone:80", Guest: "lab"})
-		p.wait("the reason", added, "forward gone:80/tcp of guest lab: no running container has the name gone")
-		add(host, forwards.Request{Demand: "away:81", To: 8081})
-		p.wait("the reason of each guest", added, "forward gone:80/tcp of guest lab: no running container has the name gone | "+
-			"forward away:81/tcp: to host port 8081; guest dev: no running container has the name away; guest lab: no running container has the name away")
-		p.click(`[data-filter="published:no"]`)
-		detail("lab|tcp||80|unpublished|gone:80/tcp")
-		p.wait("what can be done", doable, "Undo the forward")
-		p.act("Undo the forward")
-		rules("forward away:81/tcp")
-		p.click(`#added [data-rule="forward away:81/tcp"] button`)
-		p.wait("nothing is listed but what was done", `document.querySelector('#added .said').innerText + `+added, "Removed: forward away:81/tcp")
+		p.wait("the reason", added, "forward gone:80/tcp of guest lab: the guest publishes nothing by this name: add the forward there")
+		p.click(`#added [data-rule="forward gone:80/tcp of guest lab"] button`)
+		p.wait("nothing is listed but what was done", `document.querySelector('#added .said').innerText + `+added, "Removed: forward gone:80/tcp of guest lab")
 		rules()
-		p.click(`[data-filter="published:no"]`)
 	})
 
 	t.Run("of one guest alone", func(t *testing.T) {
 		detail(ownPort)
-		p.act("Pause")
+		p.act("Deny")
 		row(ownPort, "denied")
 		row(ofLab, "active") // it has the host port now
-		rules("pause 80/tcp of guest dev")
+		rules("deny 80/tcp of guest dev")
 		detail(ofLab)
-		p.wait("nothing of the other guest", doable, "Open in browser, Pause, Deny, Forward, Expose")
+		p.wait("nothing of the other guest", doable, "Open in browser, Deny, Forward, Expose")
 		p.act("Deny")
 		row(ofLab, "denied")
-		rules("pause 80/tcp of guest dev", "deny 80/tcp of guest lab")
+		rules("deny 80/tcp of guest dev", "deny 80/tcp of guest lab")
 		p.act("Allow")
 		row(ofLab, "active")
-		rules("pause 80/tcp of guest dev")
+		rules("deny 80/tcp of guest dev")
 		p.shoot("two-guests")
-		p.click(`#added [data-rule="pause 80/tcp of guest dev"] button`)
-		p.wait("it is resumed", fmt.Sprintf(rowAt+`?.querySelector('.badge').textContent !== 'denied'`, ownPort), true)
+		p.click(`#added [data-rule="deny 80/tcp of guest dev"] button`)
+		p.wait("it is allowed", fmt.Sprintf(rowAt+`?.querySelector('.badge').textContent !== 'denied'`, ownPort), true)
 		rules()
 	})
 	p.noConsole()

@@ -98,7 +98,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"no privilege", func(f *Facts) { f.Caps.Effective = 0 }, Failing, "privileges capabilities", "CAP_NET_ADMIN (no NAT rules)", "root"},
 		{"policy violated", func(f *Facts) {
 			f.Agent.Inventory = &Inventory{Node: "n", Policy: &Policy{File: "/p.yaml", Judged: true, Violations: 2, Says: "violations of /p.yaml: 2: tcp 0.0.0.0:22 sshd: no rule allows it"}}
-		}, Warning, "cluster policy", "violations of /p.yaml: 2: tcp 0.0.0.0:22", "fairlead audit --cluster --node n"},
+		}, Warning, "cluster policy", "violations of /p.yaml: 2: tcp 0.0.0.0:22", "fairlead ls --cluster --violations --node n"},
 		{"policy not judged", func(f *Facts) {
 			f.Agent.Inventory = &Inventory{Node: "n", Policy: &Policy{File: "/p.yaml", Says: "it cannot be judged as it is now: no such file"}}
 		}, Warning, "cluster policy", "/p.yaml: it cannot be judged as it is now: no such file", "mend the file"},

@@ -400,7 +400,7 @@ func (j *judge) policy() {
 	case !p.Judged:
 		j.add(area, name, Warning, p.File+": "+p.Says, "mend the file, or see the checks of sources and of the cluster's inventory for what is missing")
 	case p.Violations > 0:
-		j.add(area, name, Warning, p.Says, fmt.Sprintf("close the ports, or allow them in the policy; `fairlead audit --cluster --node %s -f POLICY` lists all", i.Node))
+		j.add(area, name, Warning, p.Says, fmt.Sprintf("close the ports, or allow them in the policy; `fairlead ls --cluster --violations --node %s -f POLICY` lists all", i.Node))
 	default:
 		j.add(area, name, OK, p.Says, "")
 	}

@@ -435,7 +435,7 @@ func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
 		return VerdictDenied, summary, "change the label, or " + allow
 	case !d.Withheld:
 		return VerdictDenied, summary,
-			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead rules test %s`%s shows which rule decides)",
+			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead explain --rules %s`%s shows which rule decides)",
 				d.Rule, f.rulesFile(), name, f.inGuest())
 	}
 	switch has := func(words string) bool { return strings.HasPrefix(d.Reason, words) }; {

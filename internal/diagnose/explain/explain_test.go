@@ -200,7 +200,7 @@ var cases = []struct {
 		VerdictHostDenied, "denied by host rule 1", "rules of the host peer",
 	},
 	{
-		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host runtime rule 1 (pause all)"))}},
+		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host runtime rule 1 (deny all)"))}},
 		VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host by `fairlead allow`",
 	},
 	{

@@ -15,7 +15,7 @@ import (
 
 // undoRuntime is how to undo a run-time rule. Where says at which system, if not here.
 func undoRuntime(where string) string {
-	return fmt.Sprintf("undo it%s by `fairlead allow`, `fairlead forward resume` or `fairlead forward rm`; `fairlead forward ls` lists the rules", where)
+	return fmt.Sprintf("undo it%s by `fairlead allow` or `fairlead forward rm`; `fairlead forward ls` lists the rules", where)
 }
 
 // allowPort is how to allow a port that is denied by default, and that no rule denies.

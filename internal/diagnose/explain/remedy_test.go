@@ -56,7 +56,7 @@ func TestRemedies(t *testing.T) {
 		{"half in conflict", Facts{Publications: []Publication{pub(port.TCP, "[::]:8080", lost, outcome(port.Active, "[::1]:8080", ""))}},
 			"use [::1]:8080, or stop the program that uses 127.0.0.1:8080 on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add 8080/tcp --to 18080`"},
 		{"denied at run time in the guest", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("runtime rule 1 (deny 8080/tcp)"))}},
-			"undo it in the guest by `fairlead allow`, `fairlead forward resume` or `fairlead forward rm`; `fairlead forward ls` lists the rules"},
+			"undo it in the guest by `fairlead allow` or `fairlead forward rm`; `fairlead forward ls` lists the rules"},
 		{"denied by a label", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy("label fairlead.expose: no"))}},
 			"change the label, or run `fairlead allow 8080/tcp`, or add a rule for the port to the agent's configuration: {match: {protocol: tcp, ports: 8080}, action: allow}"},
 		{"denied by default in the guest", Facts{Host: true, Publications: []Publication{pub(port.UDP, "0.0.0.0:5353")}},

@@ -40,9 +40,6 @@ type Options struct {
 	// Wanted), not of the last one that was synced: no flow may be opened to what a
 	// rule has just denied.
 	Lookup func(port.Key) (port.Publication, bool)
-	// Published, if not nil, reports whether the guest has a publication by now, of which the
-	// wanted set may not know yet. A host is sent nothing that the one before asked for by name.
-	Published func(port.Key) bool
 	// Incomplete, if not nil, returns the sources whose ports a generation of the wanted set
 	// may lack, because they have not reported yet (reconcile.Reconciler's Incomplete). Sync
 	// is called again when that changes. The host is sent the names, and keeps the ports of
@@ -63,25 +60,13 @@ type Options struct {
 	// session is closed; 60 s if 0. Until then its publications are pending.
 	Patience time.Duration
 	// Unpublished are all ports of the guest with the decisions about them. Those that are
-	// not allowed are reported to a host that knows the message, for display. Nil reports
-	// none.
+	// not allowed are reported to the host, for display. Nil reports none.
 	Unpublished *table.Table[port.Key, port.Publication]
 	// Unread, if not nil, returns the NAT rules that are not understood, which are reported
 	// with these ports: at the start of a session, and when UnreadChanged receives.
 	Unread        func() []wire.Unread
 	UnreadChanged schedule.Signal
-	// SetLogLevel, if not nil, has this process log more for a time, or says why not. The link
-	// must say in its hello whether it is set.
-	SetLogLevel func(level string, components []string, lasts time.Duration) error
-	// Demand, if not nil, takes all that a host asks for by name, in place of what one asked
-	// for before. It withdraws at once what nobody asks for any more, and calls nothing of the
-	// sink. The link must say in its hello whether it is set.
-	Demand func([]port.Demand)
-	// Demands, if not nil, returns what is asked for by name and waits, and why: by the host,
-	// or in the guest. It is required with Demand; DemandsChanged receives when it has changed.
-	Demands        func() []wire.Waiting
-	DemandsChanged schedule.Signal
-	Logger         *slog.Logger
+	Logger        *slog.Logger
 
 	maxPublications int // wire.MaxPublications if 0
 	maxUnpublished  int // wire.MaxUnpublished if 0
@@ -136,7 +121,6 @@ type Sink struct {
 	mu     sync.Mutex
 	rivals rivals
 	cur    *session // the active one, nil if none
-	asker  string   // identity of the last host that may have asked by name
 	idle   bool     // every key was returned as pending since the last session ended
 }
 
@@ -163,7 +147,6 @@ func (s *Sink) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { s.passOn(ctx, s.o.UnreadChanged, func(c *session) { c.unread.Notify() }) })
-	wg.Go(func() { s.passOn(ctx, s.o.DemandsChanged, func(c *session) { c.demands.Notify() }) })
 	for {
 		ls, err := s.accept.Accept(ctx)
 		if err != nil {
@@ -173,7 +156,6 @@ func (s *Sink) Run(ctx context.Context) error {
 			return fmt.Errorf("hostlink: %w", err)
 		}
 		sess := newSession(ls, &s.stats, s.o, s.wake)
-		sess.demand = func(list []port.Demand) { s.demand(sess, list) }
 		old, again := s.replace(sess)
 		s.stats.sessions.Add(1)
 		p := ls.Peer()
@@ -191,12 +173,10 @@ func (s *Sink) Run(ctx context.Context) error {
 }
 
 // replace makes a session the active one. It returns the one before, nil if there
-// was none, and whether that host had taken over from this one earlier. What another process
-// of a host asked for by name ends first.
+// was none, and whether that host had taken over from this one earlier.
 func (s *Sink) replace(sess *session) (old *session, again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.begin(sess.Peer())
 	old, s.cur = s.cur, sess
 	if old != nil {
 		again = s.rivals.takeover(old.Peer(), sess.Peer(), time.Now())
@@ -211,8 +191,6 @@ func (s *Sink) serve(ctx context.Context, sess *session) {
 	wg.Go(func() { s.read(sess) })
 	wg.Go(func() { s.acceptFlows(fctx, sess) })
 	wg.Go(func() { s.reportUnpublished(fctx, sess) })
-	wg.Go(func() { s.setLogLevels(fctx, sess) })
-	wg.Go(func() { s.reportDemands(fctx, sess) })
 	select {
 	case <-ctx.Done():
 	case <-sess.Done():

@@ -35,13 +35,10 @@ type session struct {
 	o        Options
 	stats    *counters
 	in       io.Reader
-	received schedule.Signal    // the host sent something
-	wake     schedule.Signal    // asks for a Sync
-	unread   schedule.Signal    // the NAT rules that are not understood may have changed
-	lost     schedule.Signal    // the host may have lost a part of the report of unpublished ports
-	levels   chan wire.LogLevel // that the host asks for
-	demands  schedule.Signal    // what the host asks for by name waits for another reason
-	demand   func([]port.Demand)
+	received schedule.Signal // the host sent something
+	wake     schedule.Signal // asks for a Sync
+	unread   schedule.Signal // the NAT rules that are not understood may have changed
+	lost     schedule.Signal // the host may have lost a part of the report of unpublished ports
 
 	writing sync.Mutex // held while a message is written, with all its parts
 
@@ -69,8 +66,6 @@ func newSession(ls link.Session, stats *counters, o Options, wake schedule.Signa
 		received:   schedule.NewSignal(),
 		unread:     schedule.NewSignal(),
 		lost:       schedule.NewSignal(),
-		levels:     make(chan wire.LogLevel, maxLevels),
-		demands:    schedule.NewSignal(),
 		unanswered: make(map[port.Key]struct{}), outcomes: make(port.Outcomes),
 		malformed: rate.NewLimiter(rate.Every(time.Second), 64),
 		resyncs:   rate.NewLimiter(rate.Every(10*time.Second), 16),
@@ -287,9 +282,6 @@ func (c *session) snapshot(want reconcile.View, missing wire.List[string], faile
 	text := 0
 	for k, p := range want.All() {
 		w := wire.FromPublication(p)
-		if len(w.Demands) > 0 && c.o.Published != nil && !c.o.Published(k) {
-			continue // withdrawn as this host is another one than asked for it
-		}
 		err := w.Check()
 		if err == nil && (len(s.Publications) == c.o.maxPublications || text+w.TextBytes() > wire.MaxSetBytes) {
 			c.partial = true
@@ -396,10 +388,6 @@ func (c *session) receive(m wire.Control) error {
 		}
 		c.resync = c.started
 		c.lost.Notify()
-	case m.LogLevel != nil:
-		return c.askLevel(*m.LogLevel)
-	case m.Demand != nil:
-		return c.takeDemand(m.Demand)
 	default:
 		return fmt.Errorf("%w: a message that only agents send", wire.ErrMalformed)
 	}

@@ -615,8 +615,6 @@ func TestHostileControl(t *testing.T) {
 		"agent's message":   {frame(`{"snapshot":{"epoch":"E","publications":[]}}`), 64},
 		"ack of the future": {frame(`{"ack":{"generation":1000}}`), 64},
 		"resync for ever":   {frame(`{"resync":{"reason":"again"}}`), 64},
-		"log levels":        {frame(`{"logLevel":{"number":1,"level":"debug","seconds":1}}`), 64},
-		"demand unasked":    {frame(`{"demand":{"ports":[]}}`), 64},
 		"oversized":         {[]byte{0xff, 0xff, 0xff, 0xff}, 1},
 		"a large one":       {frame(`{"` + strings.Repeat("x", wire.MaxControlFrame/4) + `":1}`), 64},
 	} {

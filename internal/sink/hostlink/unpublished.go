@@ -42,7 +42,7 @@ func (s *Sink) passOn(ctx context.Context, changed schedule.Signal, notify func(
 // reportUnpublished reports the ports that are not published until the session ends. It
 // begins anew when the host asks for a snapshot: what the host lost may be of the report.
 func (s *Sink) reportUnpublished(ctx context.Context, c *session) {
-	if s.o.Unpublished == nil || !c.Peer().Unpublished {
+	if s.o.Unpublished == nil {
 		return
 	}
 	limit := rate.NewLimiter(unpublishedRate, 2*s.o.maxUnpublished)

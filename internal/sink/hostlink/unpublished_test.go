@@ -140,7 +140,7 @@ func TestResyncRepeatsUnpublished(t *testing.T) {
 	got.until(t, p, "changes", func() bool { return len(got.ports) == 0 && got.omitted == 0 && got.resets == 4 })
 }
 
-// What an agent sends is what a host of this version accepts.
+// What an agent sends is what a host accepts.
 func TestUnpublishedIsAccepted(t *testing.T) {
 	g := newGuestPorts()
 	g.deny("denied", key(80))
@@ -153,20 +153,6 @@ func TestUnpublishedIsAccepted(t *testing.T) {
 	if _, err := wire.ReadControl(&b); err != nil {
 		t.Error(err)
 	}
-}
-
-// older is a session with a host that does not know the message.
-type older struct{ link.Session }
-
-func (o older) Peer() link.Peer {
-	p := o.Session.Peer()
-	p.Unpublished = false
-	return p
-}
-
-func TestOlderHostIsSentNothingUnpublished(t *testing.T) {
-	g := newGuestPorts()
-	wantNothingUnpublished(t, g, g.options, func(s link.Session) link.Session { return older{s} })
 }
 
 // Without the table nothing is reported, neither ports nor NAT rules.

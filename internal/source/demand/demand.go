@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -80,10 +79,9 @@ type Source struct {
 	wake    schedule.Signal
 	waiting *table.Table[string, Waiting] // by the texts of demands
 
-	mu      sync.Mutex
-	asked   map[string][]port.Demand // by who asks
-	states  []State                  // by demand, sorted by text
-	changed []schedule.Signal        // those who want to know of other states
+	mu     sync.Mutex
+	asked  []port.Demand // sorted by text
+	states []State       // by demand, sorted by text
 
 	// reporting is held over a report, so that Drop withdraws what is reported last. It is
 	// locked before mu.
@@ -98,25 +96,24 @@ func New(o Options) (*Source, error) {
 	if o.Kind == nil || o.Logger == nil {
 		return nil, errors.New("demand: Kind and Logger are required")
 	}
-	return &Source{
-		o: o, wake: schedule.NewSignal(), waiting: table.New[string, Waiting](strings.Compare), asked: make(map[string][]port.Demand),
-	}, nil
+	return &Source{o: o, wake: schedule.NewSignal(), waiting: table.New[string, Waiting](strings.Compare)}, nil
 }
 
 // Name returns the name that the registry knows the source by.
 func (s *Source) Name() string { return port.SourceDemand }
 
-// Ask replaces what somebody asks for, which may be nothing.
-func (s *Source) Ask(who string, list []port.Demand) {
+// Ask replaces what is asked for, each once, which may be nothing.
+func (s *Source) Ask(list []port.Demand) {
+	list = slices.SortedFunc(slices.Values(list), func(a, b port.Demand) int { return strings.Compare(a.String(), b.String()) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slices.Equal(s.asked[who], list) {
+	if slices.Equal(s.asked, list) {
 		return
 	}
-	s.asked[who] = slices.Clone(list)
+	s.asked = list
 	if len(s.o.Directories) == 0 {
 		var states []State
-		for _, d := range s.demands() {
+		for _, d := range list {
 			states = append(states, State{d, noDirectory})
 		}
 		s.note(states)
@@ -125,13 +122,12 @@ func (s *Source) Ask(who string, list []port.Demand) {
 	s.wake.Notify()
 }
 
-// Drop ends what somebody asks for that is not in list. When it returns, what nobody else asks for
-// is withdrawn.
-func (s *Source) Drop(who string, list []port.Demand) {
+// Drop ends what is asked for and is not in list. When it returns, that is withdrawn.
+func (s *Source) Drop(list []port.Demand) {
 	s.mu.Lock()
-	left := slices.DeleteFunc(slices.Clone(s.asked[who]), func(d port.Demand) bool { return !slices.Contains(list, d) })
+	left := slices.DeleteFunc(slices.Clone(s.asked), func(d port.Demand) bool { return !slices.Contains(list, d) })
 	s.mu.Unlock()
-	s.Ask(who, left)
+	s.Ask(left)
 	s.reporting.Lock()
 	defer s.reporting.Unlock()
 	if s.feed != nil {
@@ -152,7 +148,7 @@ func (s *Source) report(feed registry.Feed, set []port.Binding, unsure bool) {
 func (s *Source) replace(set []port.Binding) {
 	s.mu.Lock()
 	asked := make(map[string]bool)
-	for _, d := range s.demands() {
+	for _, d := range s.asked {
 		asked[d.String()] = true
 	}
 	s.mu.Unlock()
@@ -178,38 +174,8 @@ const endpoints = " endpoints"
 // noDirectory is why all demands wait without directories.
 const noDirectory = "no source knows containers or Services: enable docker, containerd or kube (--source)"
 
-// Asks reports whether somebody asks for it.
-func (s *Source) Asks(who string, d port.Demand) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Contains(s.asked[who], d)
-}
-
 // Waiting returns the table of what waits, by the texts of demands.
 func (s *Source) Waiting() *table.Table[string, Waiting] { return s.waiting }
-
-// Changed returns a signal that is notified after what waits, or why, has changed.
-func (s *Source) Changed() schedule.Signal {
-	c := schedule.NewSignal()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.changed = append(s.changed, c)
-	return c
-}
-
-// demands returns all that is asked for, sorted by text. s.mu is held.
-func (s *Source) demands() (list []port.Demand) {
-	all := make(map[string]port.Demand)
-	for _, asked := range s.asked {
-		for _, d := range asked {
-			all[d.String()] = d
-		}
-	}
-	for _, text := range slices.Sorted(maps.Keys(all)) {
-		list = append(list, all[text])
-	}
-	return list
-}
 
 // Run reports until ctx ends, and returns ctx's cause then.
 func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
@@ -230,7 +196,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	}
 	feed.Method("by name, at the engine's address")
 	s.mu.Lock()
-	asked := len(s.demands()) > 0
+	asked := len(s.asked) > 0
 	s.mu.Unlock()
 	if !asked {
 		s.report(feed, nil, false)
@@ -261,7 +227,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 // labels that rules may name.
 func (s *Source) lookUp(read bool) (set []port.Binding, unsure bool) {
 	s.mu.Lock()
-	demands := s.demands()
+	demands := s.asked
 	s.mu.Unlock()
 	containers := slices.ContainsFunc(demands, func(d port.Demand) bool { return !d.Service })
 	for _, d := range s.o.Directories {
@@ -299,9 +265,6 @@ func (s *Source) note(states []State) {
 	}
 	s.states = states
 	s.list(states)
-	for _, c := range s.changed {
-		c.Notify()
-	}
 }
 
 // list makes the table of what waits.

@@ -203,20 +203,18 @@ func TestNeedsEngine(t *testing.T) {
 		f := newFixture(t, nil)
 		defer f.run()()
 		for _, c := range []struct {
-			who, ask string
-			want     bool
+			ask  string
+			want bool
 		}{
-			{"rules", "web:80", true},
-			{"host", "shop/api:80", true},
-			{"rules", "", true},
-			{"host", "svc/default/web:80", false},
-			{"rules", "web:80", true},
-			{"rules", "", false},
+			{"web:80", true},
+			{"svc/default/web:80", false},
+			{"svc/default/web:80 shop/api:80", true},
+			{"", false},
 		} {
-			f.Ask(c.who, parse(t, strings.Fields(c.ask)...))
+			f.Ask(parse(t, strings.Fields(c.ask)...))
 			settle()
 			if got := f.services.isNeeded(); got != c.want {
-				t.Errorf("after %s asks for %q: needed %v, want %v", c.who, c.ask, got, c.want)
+				t.Errorf("%q is asked for: needed %v, want %v", c.ask, got, c.want)
 			}
 		}
 	})
@@ -228,7 +226,7 @@ func TestFollowsContainer(t *testing.T) {
 		f := newFixture(t, nil)
 		defer f.run()()
 		f.want("nothing asked for", "", "")
-		f.Ask("rules", parse(t, "web:80"))
+		f.Ask(parse(t, "web:80"))
 		f.want("no container", "", "no running container has the name web")
 		f.table.Put("1", container("1", "web", nil, "172.17.0.2", "fd00::2"))
 		f.want("started", "web:80/tcp=tcp 172.17.0.2:80>[172.17.0.2:80 [fd00::2]:80] web>[172.17.0.2:80 [fd00::2]:80]", "")
@@ -241,26 +239,24 @@ func TestFollowsContainer(t *testing.T) {
 		f.want("stopped", "", "no running container has the name web")
 		f.table.Put("3", container("3", "web", nil, "172.17.0.10"))
 		f.want("back", "web:80/tcp=tcp 172.17.0.10:80>[172.17.0.10:80] web>[172.17.0.10:80]", "")
-		f.Ask("rules", nil)
+		f.Ask(nil)
 		f.want("not asked for", "", "")
 	})
 }
 
-// What nobody asks for any more is withdrawn at once, also if it was looked up before that; what
-// somebody else asks for stays.
+// What is not asked for any more is withdrawn at once, also if it was looked up before that.
 func TestDrop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
-		f.Drop("rules", nil) // nothing runs
+		f.Drop(nil) // nothing runs
 		stop := f.run()
 		f.table.Put("1", container("1", "web", nil, "172.17.0.2"))
 		f.table.Put("2", container("2", "api", nil, "172.17.0.3"))
-		f.Ask("rules", parse(t, "web:80", "api:80"))
-		f.Ask("host", parse(t, "api:80"))
+		f.Ask(parse(t, "web:80", "api:80"))
 		const web, api = "web:80/tcp=tcp 172.17.0.2:80>[172.17.0.2:80] web>[172.17.0.2:80]", "api:80/tcp=tcp 172.17.0.3:80>[172.17.0.3:80] api>[172.17.0.3:80]"
 		f.want("both", api+"; "+web, "; ")
 		late, _ := f.lookUp(true)
-		f.Drop("rules", parse(t, "db:5432"))
+		f.Drop(parse(t, "api:80", "db:5432"))
 		if got := f.feed.text(); got != api {
 			t.Errorf("at once: reported %q", got)
 		}
@@ -271,7 +267,7 @@ func TestDrop(t *testing.T) {
 		f.want("later", api, "")
 		stop()
 		n := f.feed.reports()
-		if f.Drop("host", nil); f.feed.reports() != n {
+		if f.Drop(nil); f.feed.reports() != n {
 			t.Error("it reports after its end")
 		}
 	})
@@ -306,7 +302,7 @@ func TestWaits(t *testing.T) {
 			{"svc/default/gone:80", "", "there is no Service default/gone"},
 			{"twin:80", "twin:80/tcp=tcp 172.18.0.5:80>[172.18.0.5:80] twin>[172.18.0.5:80]", ""},
 		} {
-			f.Ask("rules", parse(t, c.ask))
+			f.Ask(parse(t, c.ask))
 			f.want(c.ask, c.set, c.reason)
 		}
 		f.table.Put("v", container("00ff00ff00ff00ff", "twin", nil, "172.18.0.7"))
@@ -326,7 +322,7 @@ func TestServiceOfTwoClusters(t *testing.T) {
 			}
 		}
 		f.services.change(found("k3s", "10.43.0.7:80"), found("kubeadm", "10.96.0.7:80"))
-		f.Ask("rules", parse(t, "svc/default/web:80"))
+		f.Ask(parse(t, "svc/default/web:80"))
 		f.want("both", "", "svc/default/web is in 2 clusters: default/web of cluster k3s, default/web of cluster kubeadm; name a pod of it instead")
 		f.services.change(found("", "10.43.0.7:80"))
 		f.want("one", "svc/default/web:80/tcp=tcp 10.43.0.7:80>[10.43.0.7:80] web>[]", "")
@@ -338,7 +334,7 @@ func TestService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
 		defer f.run()()
-		f.Ask("host", parse(t, "svc/default/web:80"))
+		f.Ask(parse(t, "svc/default/web:80"))
 		f.want("no Service", "", "there is no Service default/web")
 		web := engine.Found{
 			Owner:   port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web", Namespace: "default"},
@@ -368,14 +364,18 @@ func TestFirstSetWaitsForEngines(t *testing.T) {
 				}
 			})
 			if asked {
-				f.Ask("rules", parse(t, "web:80"))
+				f.Ask(parse(t, "web:80"))
 			}
 			defer f.run()()
 			settle()
 			if reported := f.feed.reports() > 0; reported == asked {
 				t.Errorf("asked %t: reported %t before the engines were read", asked, reported)
 			}
-			f.Ask("host", parse(t, "db:80"))
+			if asked {
+				f.Ask(parse(t, "web:80", "db:80"))
+			} else {
+				f.Ask(parse(t, "db:80"))
+			}
 			settle()
 			if states := f.now(); len(states) > 0 {
 				t.Errorf("asked %t: said before the engines were read: %v", asked, states)
@@ -400,8 +400,7 @@ func TestSlowEngineHoldsUpNoOther(t *testing.T) {
 			case <-ctx.Done():
 			}
 		})
-		f.Ask("rules", parse(t, "gone:80"))
-		f.Ask("host", parse(t, "svc/default/web:80", "default/pod:80"))
+		f.Ask(parse(t, "gone:80", "svc/default/web:80", "default/pod:80"))
 		f.services.change(engine.Found{
 			Owner: port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web", Namespace: "default"},
 			Dial:  []netip.AddrPort{netip.MustParseAddrPort("10.96.0.7:80")},
@@ -412,13 +411,13 @@ func TestSlowEngineHoldsUpNoOther(t *testing.T) {
 		defer f.run()()
 		const web = "svc/default/web:80/tcp=tcp 10.96.0.7:80>[10.96.0.7:80] web>[]"
 		f.want("before the other engine is read", web, "")
-		f.Drop("host", parse(t, "default/pod:80"))
-		f.Ask("host", parse(t, "default/pod:80"))
+		f.Drop(parse(t, "gone:80", "default/pod:80"))
+		f.Ask(parse(t, "gone:80", "default/pod:80"))
 		f.want("not asked for any more", "", "")
 		if f.feed.reports() > 0 {
 			t.Error("a set was reported as complete")
 		}
-		f.Ask("host", parse(t, "svc/default/web:80", "default/pod:80"))
+		f.Ask(parse(t, "gone:80", "svc/default/web:80", "default/pod:80"))
 		close(read)
 		f.want("then", "default/pod:80/tcp=tcp 10.244.0.5:80>[10.244.0.5:80] pod>[10.244.0.5:80]; "+web, "; no running container has the name gone; ")
 		if f.feed.reports() == 0 {
@@ -427,27 +426,20 @@ func TestSlowEngineHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// Beyond the limit demands wait; those who watch are told of other states, not of the same.
-func TestLimitAndChanged(t *testing.T) {
+// Beyond the limit demands wait.
+func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
-		changed := f.Changed()
 		defer f.run()()
 		var many []string
 		for i := range Max + 1 {
 			many = append(many, fmt.Sprintf("c%03d:80", i))
 		}
-		f.Ask("host", parse(t, many...))
+		f.Ask(parse(t, many...))
 		settle()
 		states := f.now()
-		if n := len(states); n != Max+1 || !strings.Contains(states[Max].Reason, "more than 256 ports") || len(changed) != 1 {
-			t.Fatalf("%d states, told %d times", n, len(changed))
-		}
-		<-changed
-		f.Ask("rules", parse(t, many[0])) // it is asked for already
-		settle()
-		if len(changed) != 0 || !slices.Equal(f.now(), states) {
-			t.Error("told of the same states")
+		if n := len(states); n != Max+1 || !strings.Contains(states[Max].Reason, "more than 256 ports") {
+			t.Fatalf("%d states", n)
 		}
 	})
 }
@@ -475,7 +467,7 @@ func TestWaitingTable(t *testing.T) {
 			}
 		}
 		want("nothing asked for", []string{}...)
-		f.Ask("host", parse(t, "web:80", "db:1"))
+		f.Ask(parse(t, "web:80", "db:1"))
 		want("asked", "db:1/tcp 1m0s", "web:80/tcp 1m0s")
 		f.table.Put("1", container("1", "web", nil, "172.17.0.2"))
 		want("one started", "db:1/tcp 2m0s")
@@ -487,10 +479,7 @@ func TestWaitingTable(t *testing.T) {
 		if _, change := sub.Take(); !slices.Equal(change.Keys, []string{"db:1/tcp"}) {
 			t.Errorf("changed: %q", change.Keys)
 		}
-		if d := parse(t, "db:1")[0]; !f.Asks("host", d) || f.Asks("rules", d) {
-			t.Error("it does not know who asks")
-		}
-		f.Ask("host", nil)
+		f.Ask(nil)
 		want("not asked for", []string{}...)
 	})
 }
@@ -501,7 +490,7 @@ func TestWithoutDirectories(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Ask("rules", parse(t, "web:80"))
+	s.Ask(parse(t, "web:80"))
 	if w, ok := s.Waiting().View().Get("web:80/tcp"); !ok || !strings.Contains(w.Reason, "enable docker") {
 		t.Errorf("%+v", w)
 	}

@@ -2,7 +2,7 @@
 // What can be done with one port, in its detail. Its elements outlive updates of the row, so
 // that what is typed or has the focus remains.
 import { el, clean, ownerName, keyOf } from './format.js';
-import { may, about, exact, of, ownerRequest, paused, send, pressed, Said } from './changes.js';
+import { may, about, exact, of, ownerRequest, denied, send, pressed, Said } from './changes.js';
 
 const said = new Said();
 const links = el('div', { class: 'buttons' });
@@ -84,28 +84,21 @@ export function draw() {
 const undone = new Set(['rm', 'hide']);
 
 function main(is) {
-  const pause = is('resume');
-  const list = [pause ? { id: 'pause', label: 'Resume', request: pause.undo }
-    : { id: 'pause', label: 'Pause', title: 'Close it until it is resumed; its connections are reset', request: { op: 'pause', ...target() } }];
-  if (exact(p) === 'port') list.push(denial(is, pause)); // by name nothing can be denied
-  const owner = ownerRequest(p);
-  if (owner !== null && paused(owner) === undefined) {
-    list.push({ id: 'owner', label: `Pause all of ${ownerName(p.owner)}`, request: { op: 'pause', ...owner } });
-  }
-  return list.filter(({ id }) => id !== 'pause' || pause || p.state !== 'denied');
-}
-
-function denial(is, pause) {
+  const list = [];
   const deny = is('allow');
-  if (deny) return { id: 'deny', label: 'Allow', request: deny.undo };
-  if (p.state === 'denied' && !pause && !is('resume', false)) return { id: 'deny', label: 'Allow', request: { op: 'allow', ...target() } };
-  return { id: 'deny', label: 'Deny', title: 'Close it until it is allowed again; its connections are reset', request: { op: 'deny', ...target() } };
+  if (deny) list.push({ id: 'deny', label: 'Allow', request: deny.undo });
+  else if (p.state !== 'denied') list.push({ id: 'deny', label: 'Deny', title: 'Close it until it is allowed again; its connections are reset', request: { op: 'deny', ...target() } });
+  else if (exact(p) === 'port' && !is('allow', false)) list.push({ id: 'deny', label: 'Allow', request: { op: 'allow', ...target() } });
+  const owner = ownerRequest(p);
+  if (owner !== null && denied(owner) === undefined) {
+    list.push({ id: 'owner', label: `Deny all of ${ownerName(p.owner)}`, request: { op: 'deny', ...owner } });
+  }
+  return list;
 }
 
 function undoing({ undo, name, action, hostPort }) {
   if (undo.op === 'hide') return 'End the exposure';
   const what = clean(undo.owner ?? undo.demand ?? (undo.port === undefined ? 'all' : `${undo.port}/${undo.protocol}`));
-  if (undo.op === 'resume') return `Resume ${what}`;
   if (undo.op === 'allow') return `Allow ${what}`;
   if (name.startsWith('allow ')) return 'Undo allow';
   return action === 'allow' && hostPort !== 'same' ? `Undo the forward to ${hostPort}` : 'Undo the forward';

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rules that were added at run time, as `fairlead forward ls` lists them.
-import { el, clean, guests } from './format.js';
-import { may, rules, paused, send, pressed, when, Said } from './changes.js';
+import { el, clean } from './format.js';
+import { may, rules, denied, send, pressed, when, Said } from './changes.js';
 
 const panel = document.getElementById('added');
 const list = panel.querySelector('ul');
-const all = document.getElementById('pause-all');
+const all = document.getElementById('deny-all');
 const said = new Said();
 panel.append(said.done, said.failed);
 
@@ -21,14 +21,14 @@ export async function run(request) {
 }
 
 pressed(all, () => {
-  const rule = paused({ all: true });
-  run(rule ? rule.undo : { op: 'pause', all: true });
+  const rule = denied({ all: true });
+  run(rule ? rule.undo : { op: 'deny', all: true });
 });
 
 // draw shows the rules, beside the ports that they name.
 export function draw(ports) {
   all.hidden = !may.change;
-  all.textContent = paused({ all: true }) ? 'Resume all' : 'Pause all';
+  all.textContent = denied({ all: true }) ? 'Allow all' : 'Deny all';
   const focused = list.contains(document.activeElement);
   const had = new Map([...list.children].map((li) => [li.dataset.rule, li]));
   const next = rules.map((r, i) => {
@@ -63,8 +63,7 @@ function about({ action, hostPort, undo, until }, ports) {
 function absent({ port, protocol, demand, guest }, ports) {
   const all = ports.filter((p) => !guest || /[*?]/.test(guest) || guest === p.guest);
   if (all.some((p) => !p.waits && (demand === undefined ? p.port === port && p.protocol === protocol : p.demands?.includes(demand)))) return [];
-  const waits = demand === undefined ? [] : all.filter((p) => p.waits === demand);
-  if (waits.length === 0) return ['nothing serves it yet'];
-  if (waits.length === 1) return [clean(waits[0].reason)];
-  return waits.map((p) => `guest ${clean(guests.get(p.guest) ?? p.guest)}: ${clean(p.reason)}`).sort();
+  const waits = all.find((p) => demand !== undefined && p.waits === demand);
+  if (waits) return [clean(waits.reason)];
+  return [demand !== undefined && may.host ? 'the guest publishes nothing by this name: add the forward there' : 'nothing serves it yet'];
 }

@@ -130,9 +130,9 @@ export function ownerRequest(p) {
 // pressed has a button make a change. The second click of a double click is none.
 export function pressed(button, act) { button.onclick = (e) => { if (e.detail < 2) act(); }; }
 
-// paused finds the rule that pauses just what a request selects.
-export function paused(target) {
-  return rules.find(({ undo }) => undo?.op === 'resume' && ['protocol', 'port', 'demand', 'owner', 'all', 'guest'].every((k) => undo[k] === target[k]));
+// denied finds the rule that denies just what a request selects.
+export function denied(target) {
+  return rules.find(({ undo }) => undo?.op === 'allow' && ['protocol', 'port', 'demand', 'owner', 'all', 'guest'].every((k) => undo[k] === target[k]));
 }
 
 // Said is where the result of a change is told.
