@@ -18,7 +18,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/enginetest"
 	"github.com/fairlead/fairlead/test/kit/netns"
@@ -426,23 +425,6 @@ func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
 	p.wait("those that are open alone", portsIn, "8080")
 	p.click(chip)
 	p.wait("both", portsIn, "8080 9229 9999")
-	// What is asked for by name waits behind the chip, too.
-	asked := forwards.Request{Op: forwards.Add, Demand: "web:80"}
-	if _, err := r.client().ChangeForwards(t.Context(), asked); err != nil {
-		t.Fatal(err)
-	}
-	p.wait("what waits", portsIn, "80 8080 9229 9999")
-	p.wait("why it does", fmt.Sprintf(rowText+`.includes('%s')`, "80", "no running container has the name web"), true)
-	p.eval(fmt.Sprintf(rowOf+`.click()`, "80"))
-	p.wait("its detail", `document.querySelector('#detail .summary')?.textContent`, "Waits: no running container has the name web")
-	p.wait("in the guest", `document.querySelector('#detail .facts')?.textContent.includes('web:80/tcp')`, true)
-	p.key("Escape")
-	p.click(chip)
-	p.wait("hidden again", portsIn, "8080")
-	if _, err := r.client().ChangeForwards(t.Context(), forwards.Request{Op: forwards.Remove, Demand: "web:80"}); err != nil {
-		t.Fatal(err)
-	}
-	p.wait("it is not counted", `document.querySelector('`+chip+` b')?.textContent`, "2")
 	p.noConsole()
 }
 

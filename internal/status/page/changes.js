@@ -81,7 +81,7 @@ function exposed({ port, protocol }, change) {
   if (always.length > 0) {
     lines.push(`${port}/${protocol} is open to other machines without an end, by the configuration or because the agent asks for it: ${always.join(', ')}`);
   }
-  if (open.length > 0) lines.push(`${port}/${protocol} is open to other machines until ${when(change.until ?? r.until)}: ${open.join(', ')}`);
+  if (open.length > 0) lines.push(`${port}/${protocol} is open to other machines until ${when(change.until)}: ${open.join(', ')}`);
   else if (always.length === 0) {
     const why = [r.reason || 'a rule of the configuration, or bind, keeps it on the loopback', r.note].filter(Boolean).map(clean).join('; ');
     lines.push(`${port}/${protocol} is not open to other machines: ${why}. If that changes, it is, until ${until}.`);
