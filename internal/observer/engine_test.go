@@ -779,15 +779,22 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 func TestOwnerThatOneSearchMissed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
+		var mu sync.Mutex // guards both
 		searches, found := 0, map[uint64]owner(nil)
 		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
+			mu.Lock()
+			defer mu.Unlock()
 			searches += len(sockets)
 			return findings{owners: found}
 		}
 		r.start(t)
 		pass(time.Second)
+		mu.Lock()
 		found = map[uint64]owner{1: {pid: 9, comm: "web"}}
+		mu.Unlock()
 		pass(10 * r.audit)
+		mu.Lock()
+		defer mu.Unlock()
 		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" {
 			t.Errorf("have %+v", got)
 		}
