@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -165,9 +166,13 @@ func (s *Sink) open(h *placeholder, now time.Time) {
 		s.retryIn(h, now, conflictMax)
 		s.report(h, port.Conflict, h.at, fmt.Sprintf("%s is in use by another socket", h.at))
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		demand, pub := "", &h.winner.pub
+		if i := slices.IndexFunc(pub.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand }); i >= 0 {
+			demand = pub.Origins[i].ID
+		}
 		s.retryIn(h, now, failureMax)
 		s.report(h, port.Failed, h.at, fmt.Sprintf("listen on %s: permission denied: grant CAP_NET_BIND_SERVICE, "+
-			"or run %s", h.at, forwards.Elsewhere(h.winner.pub.Slot(), "", h.at.Port())))
+			"or run %s", h.at, forwards.Elsewhere(pub.Slot(), demand, "", h.at.Port())))
 	default:
 		s.retryIn(h, now, failureMax)
 		s.report(h, port.Failed, h.at, err.Error())
