@@ -19,18 +19,22 @@ func TestAnswerOfADial(t *testing.T) {
 	replied := func(s wire.FlowStatus) error { return &host.FlowError{FlowReply: wire.FlowReply{Status: s}} }
 	for _, c := range []struct {
 		name string
-		ctx  context.Context
+		late bool // the time is over
 		err  error
 		want explain.Answer
 	}{
-		{"answers", t.Context(), nil, explain.Answers},
-		{"refuses", t.Context(), replied(wire.FlowRefused), explain.Refuses},
-		{"silent", t.Context(), replied(wire.FlowUnreachable), explain.Silent},
-		{"silent, late", ended, replied(wire.FlowUnreachable), explain.Silent},
-		{"the guest hangs", ended, context.DeadlineExceeded, explain.NotTried},
-		{"no guest", t.Context(), errors.New("not connected"), explain.NotTried},
+		{"answers", false, nil, explain.Answers},
+		{"refuses", false, replied(wire.FlowRefused), explain.Refuses},
+		{"silent", false, replied(wire.FlowUnreachable), explain.Silent},
+		{"silent, late", true, replied(wire.FlowUnreachable), explain.Silent},
+		{"the guest hangs", true, context.DeadlineExceeded, explain.NotTried},
+		{"no guest", false, errors.New("not connected"), explain.NotTried},
 	} {
-		if got := answer(c.ctx, c.err); got.Answer != c.want {
+		ctx := t.Context()
+		if c.late {
+			ctx = ended
+		}
+		if got := answer(ctx, c.err); got.Answer != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
