@@ -17,8 +17,11 @@ func TestCodesAreComplete(t *testing.T) {
 			t.Errorf("code %d: %+v: want a name of its own, and a text", c, info)
 		}
 		names[info.name] = true
-		if n := strings.Count(info.text, "{"); n != c.places() || n > maxArgs {
-			t.Errorf("%s: %d places in %q, want {0} to {%d}, each once", c, n, info.text, maxArgs-1)
+		if info.kind == 0 || info.kind != Notes && Because(c).Verdict() == "" || info.kind != Notes && Because(c).Advice() == "" {
+			t.Errorf("%s: %+v: want a kind, and what to say and to do", c, info)
+		}
+		if n := strings.Count(strings.ReplaceAll(info.text, rulePlace, ""), "{"); n != c.Places() || n > MaxArgs {
+			t.Errorf("%s: %d places in %q, want {0} to {%d}, each once", c, n, info.text, MaxArgs-1)
 		}
 	}
 }

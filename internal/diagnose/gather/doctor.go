@@ -36,7 +36,7 @@ func Examine(a Agent) doctor.Agent {
 			if d.Unpublished == nil {
 				d.Unpublished = make(map[string]int)
 			}
-			d.Unpublished[p.Decision.Reason]++
+			d.Unpublished[p.Decision.Reason.String()]++
 		}
 	}
 	slices.Sort(labels)

@@ -706,7 +706,7 @@ func TestCgroup2Mount(t *testing.T) {
 
 func TestDeclare(t *testing.T) {
 	c := Container{
-		ID: "x", Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"}, Note: "paused",
+		ID: "x", Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"}, Paused: true,
 		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
 	}
 	for _, tc := range []struct {
