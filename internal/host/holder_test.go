@@ -201,9 +201,20 @@ func TestSharedPortIsAConflict(t *testing.T) {
 	eventually(t, "the holder is named", func() bool {
 		return strings.Contains(a.heard(k)[0].Reason.String(), `"nginx.exe" (pid 7)`)
 	})
+	if o := a.heard(k)[0]; o.Reason.Code() != port.InUseBy {
+		t.Errorf("reason %s", o.Reason.Code())
+	}
 	system.taken.Store(false)
 	if o := a.wants(k, port.Active); o.Reason.String() != "" {
 		t.Errorf("reason = %q", o.Reason)
+	}
+}
+
+// WSL's own relay is told from other holders by the name of its program.
+func TestRelayIsToldApart(t *testing.T) {
+	at := netip.MustParseAddrPort("127.0.0.1:80")
+	if state, r := (Holder{PID: 4, Name: "wslrelay.exe"}).reason(at); state != port.Conflict || r != port.Because(port.InUseByRelay, "127.0.0.1:80", `"wslrelay.exe"`, "4") {
+		t.Errorf("%s: %s", state, r)
 	}
 }
 

@@ -124,7 +124,7 @@ func describeList(f *doctor.HostFacts, l status.List) {
 	}
 	for _, p := range l.Publications {
 		for _, o := range p.Outcomes { // a port may be open in one family and not in the other
-			c := doctor.Conflict{Port: p.Key().Slot().String(), Reason: o.Reason}
+			c := doctor.Conflict{Port: p.Key().Slot().String(), Reason: o.Reason, Code: o.Code}
 			if o.State == port.Conflict {
 				f.Conflicts = append(f.Conflicts, c)
 				break
