@@ -43,7 +43,7 @@ func Examine(a Agent) doctor.Agent {
 	d.Labels = slices.Compact(labels)
 	for _, src := range a.Registry.Sources().View().All() {
 		d.Sources = append(d.Sources, doctor.Source{
-			Name: src.Name, State: string(src.State), Method: oneLine(src.Method), Error: oneLine(src.Error),
+			Name: src.Name, State: string(src.State), Method: oneLine(src.Method), Lack: src.Lack, Error: oneLine(src.Error),
 			Since: src.Since, Warnings: src.Warnings,
 		})
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/test/kit/leak"
@@ -49,6 +50,8 @@ func (f *feed) Apply(c port.Change) {
 func (f *feed) Stale(error)   {}
 func (f *feed) Warn([]string) {}
 func (f *feed) Method(string) {}
+
+func (f *feed) Lacks(registry.Lack, string) {}
 
 func (f *feed) text() string {
 	f.mu.Lock()
