@@ -11,6 +11,5 @@ package fairlead
 //go:generate hack/bpf2go.sh -target bpfel -type event -type event_kind -type sleep -type control -type group Sock bpf/sock.bpf.c
 //go:generate hack/bpf2go.sh -target amd64,arm64 -no-global-types -output-stem sock_kprobe SockKprobe bpf/sock_kprobe.bpf.c
 //go:generate hack/bpf2go.sh -target bpfel -no-global-types Nat bpf/nat.bpf.c
-//go:generate hack/bpf2go.sh -target bpfel -type change_event -type change Nft bpf/nft.bpf.c
-//go:generate hack/bpf2go.sh -target amd64,arm64 -no-global-types -output-stem nft_kprobe NftKprobe bpf/nft_kprobe.bpf.c
+//go:generate hack/bpf2go.sh -target bpfel -type followed_table -type filter_state Nft bpf/nft.bpf.c
 //go:generate hack/bpf2go.sh -target bpfel -no-global-types Refused bpf/refused.bpf.c

@@ -39,6 +39,7 @@ enum {
 	BPF_ANY = 0,
 };
 enum {
+	BPF_F_NO_PREALLOC = 1 << 0,
 	BPF_F_MMAPABLE = 1 << 10,
 };
 enum {

@@ -30,22 +30,6 @@ struct {
 	__type(value, __u8);
 } replacing SEC(".maps");
 
-/* Loads of kernel modules. One unread record is enough for all. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096);
-} modules SEC(".maps");
-
-/* Not the classic tracepoint: that needs perf_event_open(2), see legacy_option. */
-SEC("tp_btf/module_load")
-int module_load(void *ctx)
-{
-	__u64 now = bpf_ktime_get_ns();
-
-	bpf_ringbuf_output(&modules, &now, sizeof(now), 0);
-	return 0;
-}
-
 struct nsproxy {
 	struct net *net_ns;
 } __attribute__((preserve_access_index));

@@ -39,6 +39,27 @@ func TestWriteChange(t *testing.T) {
 	}
 }
 
+// A port that is allowed already, and that another rule closes, is not said to need no change.
+func TestStillDenied(t *testing.T) {
+	q := forwards.Request{Op: forwards.Allow, Protocol: port.TCP, Port: 8080}
+	undo := q
+	undo.Op = forwards.Remove
+	rule := status.ForwardRule{Name: "allow 8080/tcp", Action: "allow", State: "denied", Reason: "denied by runtime rule 1 (deny owner web)", Undo: &undo}
+	open, other := rule, rule
+	open.State, other.Undo = "active", &forwards.Request{Op: forwards.Remove, Protocol: port.UDP, Port: 8080}
+	change := func(r status.ForwardRule, added ...string) status.ForwardChange {
+		return status.ForwardChange{Result: forwards.Result{Added: added}, Forwards: status.Forwards{Rules: []status.ForwardRule{r}}}
+	}
+	if err := stillDenied(q, change(rule)); err == nil || !strings.Contains(err.Error(), "deny owner web") {
+		t.Errorf("closed by another rule: %v", err)
+	}
+	for name, v := range map[string]status.ForwardChange{"open": change(open), "of another port": change(other), "added": change(rule, rule.Name)} {
+		if err := stillDenied(q, v); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // HOST:GUEST is the host's and the guest's port, as docker, kubectl and ssh have it.
 func TestHostAndGuestPort(t *testing.T) {
 	for at, want := range map[string]forwards.Request{

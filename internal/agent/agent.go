@@ -303,11 +303,7 @@ func (a *Agent) newNATSource() (Source, error) {
 func (a *Agent) natOptions() nat.Options {
 	// The kernel takes no number above 31 bits.
 	buffer := min(4*a.cfg.EventBuffer, 1<<20) << 10
-	o := nat.Options{MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: buffer, Types: &a.types}
-	if !a.mayLoadBPF() {
-		o.Methods = []string{nat.MethodNetlink, nat.MethodGeneration}
-	}
-	return o
+	return nat.Options{MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: buffer, Types: &a.types}
 }
 
 // wirePublish makes the source of what containers publish, and what runs programs for

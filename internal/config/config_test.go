@@ -451,6 +451,22 @@ func TestMissingFile(t *testing.T) {
 
 // The rules that were added at run time decide after those of the configuration. A mistake
 // in them is an error with its position, so that what is denied there does not open.
+// Others read the file that a program names, from directories of their own.
+func TestFileIsAbsolute(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	if err := os.WriteFile("host.yaml", []byte("logLevel: debug\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := LoadHost("host.yaml", nil, nil)
+	if want := filepath.Join(dir, "host.yaml"); err != nil || c.File() != want {
+		t.Errorf("%q, %v; want %q", c.File(), err, want)
+	}
+}
+
 func TestForwardsFile(t *testing.T) {
 	added := filepath.Join(t.TempDir(), "forwards.yaml")
 	path := yamlFile(t, "forwardsFile", added)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -303,10 +304,15 @@ func ReadFile(path string) (data []byte, err error) {
 	return io.ReadAll(io.LimitReader(f, yamltree.MaxSize+1))
 }
 
-// File is the configuration file that was read, or "" if there was none.
+// File is the absolute path of the configuration file that was read, or "" if there was none.
+// Programs that run elsewhere read it, too.
 func (c Common) File() string {
 	if len(c.files) == 0 || c.files[0].sum == ([sha256.Size]byte{}) || c.files[0].path == c.RulesFile || c.files[0].path == c.ForwardsFile {
 		return ""
 	}
-	return c.files[0].path
+	path := c.files[0].path
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
 }

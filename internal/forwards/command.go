@@ -44,14 +44,17 @@ func (q Request) Command() string {
 	return strings.Join(list, " ")
 }
 
-// Elsewhere is the command that gives a port of the guest, or what demand names, a host port in
-// place of one that the system refuses: 8080 for 80.
-func Elsewhere(guest port.Slot, demand string, refused uint16) string {
-	q := Request{Op: Add, Demand: demand, To: refused%50000 + 8000}
+// Elsewhere is the command that gives a port of a guest, or what demand names, a host port in
+// place of one that the system refuses: 8080 for 80. Guest is empty if there is but one. A forward
+// that is there already has to be removed before.
+func Elsewhere(of port.Slot, demand, guest string, refused uint16) string {
+	q := Request{Op: Add, Demand: demand, Guest: guest, To: refused%50000 + 8000}
 	if demand == "" {
-		q.Protocol, q.Port = guest.Protocol, guest.Port
+		q.Protocol, q.Port = of.Protocol, of.Port
 	}
-	return "`" + q.Command() + "`"
+	undo := q
+	undo.Op, undo.To = Remove, 0
+	return fmt.Sprintf("`%s` (before that, if it is a forward already, `%s`)", q.Command(), undo.Command())
 }
 
 // word returns s as one word of a shell.

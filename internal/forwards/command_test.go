@@ -28,21 +28,27 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// A port that the system refuses is told to another host port, which is valid.
+// A port that the system refuses is told to another host port. The commands work where a forward
+// made the port, and move that of no other guest.
 func TestElsewhere(t *testing.T) {
 	web := port.Slot{Protocol: port.TCP, Port: 80}
 	for _, c := range []struct {
-		demand  string
-		refused uint16
-		want    string
+		demand, guest string
+		refused       uint16
+		want          string
 	}{
-		{"", 80, "`fairlead forward add 80/tcp --to 8080`"},
-		{"", 443, "`fairlead forward add 80/tcp --to 8443`"},
-		{"web:80/tcp", 80, "`fairlead forward add web:80/tcp --to 8080`"},
-		{"", 65535, "`fairlead forward add 80/tcp --to 23535`"},
+		{"", "", 80, "`fairlead forward add 80/tcp --to 8080` (before that, if it is a forward already, `fairlead forward rm 80/tcp`)"},
+		{"", "", 443, "`fairlead forward add 80/tcp --to 8443` (before that, if it is a forward already, `fairlead forward rm 80/tcp`)"},
+		{"web:80/tcp", "", 80, "`fairlead forward add web:80/tcp --to 8080` (before that, if it is a forward already, `fairlead forward rm web:80/tcp`)"},
+		{"", "dev", 65535, "`fairlead forward add 80/tcp --to 23535 --guest dev` (before that, if it is a forward already, `fairlead forward rm 80/tcp --guest dev`)"},
 	} {
-		if got := Elsewhere(web, c.demand, c.refused); got != c.want {
+		if got := Elsewhere(web, c.demand, c.guest, c.refused); got != c.want {
 			t.Errorf("got %s, want %s", got, c.want)
 		}
 	}
+	f := newFixture(t, configOfTest)
+	f.do(forward(8080, 80))
+	f.refuse(forward(8080, 8088), "exists already")
+	f.do(tcp(Remove, 8080))
+	f.do(forward(8080, 8088))
 }

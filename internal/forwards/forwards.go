@@ -219,6 +219,13 @@ func quote(s string) string {
 // permit returns why a rule that allows would have no effect.
 type permit func(m rules.Match, at rules.HostAddress) error
 
+// closedBy reports whether a rule closes all ports, and so what the request selects.
+func (q Request) closedBy(r rules.Rule) bool {
+	guest := r.Match.Guest
+	r.Match.Guest = ""
+	return denies(r) && reflect.DeepEqual(r.Match, rules.Match{}) && (guest == "" || guest == q.Guest)
+}
+
 // change does what the request says to the file. It returns the names of the rules that it
 // removed and added.
 func (q Request) change(d document, now time.Time, permitted permit) (next document, removed, added []string, err error) {
@@ -265,6 +272,10 @@ func (q Request) change(d document, now time.Time, permitted permit) (next docum
 			err = fmt.Errorf("%s is not denied%s", q.target(), d.inEffect(denies))
 		case !has(kindForward) && !has(kindAllow):
 			add(kindAllow)
+		case err == nil:
+			if closed := d.inEffect(q.closedBy); closed != "" {
+				err = fmt.Errorf("%s is allowed already, and closed with all others until `fairlead allow --all`%s", q.target(), closed)
+			}
 		}
 	case Expose:
 		remove(kindExpose) // its time begins again

@@ -203,6 +203,7 @@ func TestRefusedRequests(t *testing.T) {
 	f.refuse(q, "an agent has no guests")
 	f.do(Request{Op: Deny, All: true})
 	f.refuse(Request{Op: Allow, Owner: "web"}, `in effect: "deny all"`)
+	f.refuse(tcp(Allow, 8080), "`fairlead allow --all`; in effect: \"deny all\"")
 	f.do(Request{Op: Add, Protocol: port.UDP, Port: 8080}) // another protocol
 	f.path = ""
 	f.refuse(tcp(Deny, 1), "forwardsFile")

@@ -345,6 +345,14 @@ func TestForbiddenPort(t *testing.T) {
 	if o := a.wants(k, port.Failed); !strings.Contains(o.Reason.String(), "`fairlead forward add 80/tcp --to 8080`") {
 		t.Errorf("reason = %q, want the way out", o.Reason)
 	}
+	// Of several guests it is about one.
+	b, c := newAgent(t, "b"), newAgent(t, "c")
+	b.begins(snapshot(1, pub(k)))
+	c.begins(snapshot(1))
+	start(t, Options{Network: failing{syscall.EACCES}}, b, c)
+	if o := b.wants(k, port.Failed); !strings.Contains(o.Reason.String(), "--to 8080 --guest b`") {
+		t.Errorf("reason = %q, want the guest", o.Reason)
+	}
 }
 
 // failing is a Network that opens nothing.

@@ -453,7 +453,11 @@ func (s *slot) open(ctx context.Context) {
 		if list := c.pub.wire.Demands; len(list) > 0 {
 			demand = list[0]
 		}
-		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, s.addr.Port())
+		guest := ""
+		if len(s.h.opt.Guests) > 1 {
+			guest = c.guest.name
+		}
+		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, guest, s.addr.Port())
 		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.addr.String(), forbiddenHint(s.addr, run))))
 		if forbiddenHasHolder {
 			s.findHolder()

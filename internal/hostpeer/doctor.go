@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -123,16 +124,14 @@ func describeList(f *doctor.HostFacts, l status.List) {
 		})
 	}
 	for _, p := range l.Publications {
-		for _, o := range p.Outcomes { // a port may be open in one family and not in the other
-			c := doctor.Conflict{Port: p.Key().Slot().String(), Reason: o.Reason, Code: o.Code}
-			if o.State == port.Conflict {
-				f.Conflicts = append(f.Conflicts, c)
-				break
-			}
-			if o.State == port.Failed {
-				f.Failed = append(f.Failed, c)
-				break
-			}
+		in := func(s port.State) int {
+			return slices.IndexFunc(p.Outcomes, func(o status.Outcome) bool { return o.State == s })
+		}
+		slot := p.Key().Slot().String()
+		if i := in(port.Conflict); i >= 0 { // others may get the program that has it
+			f.Conflicts = append(f.Conflicts, doctor.Conflict{Port: slot, Reason: p.Outcomes[i].Reason, Code: p.Outcomes[i].Code})
+		} else if i := in(port.Failed); i >= 0 && in(port.Active) < 0 { // a host may lack IPv6
+			f.Failed = append(f.Failed, doctor.Conflict{Port: slot, Reason: p.Outcomes[i].Reason, Code: p.Outcomes[i].Code})
 		}
 	}
 }

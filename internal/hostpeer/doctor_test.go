@@ -97,7 +97,8 @@ func TestConfigurationOfTheRunningHost(t *testing.T) {
 	}
 }
 
-// A port that is open in one family and in conflict in the other is a conflict, once.
+// A port that is open in one family and in conflict in the other is a conflict, once: clients may
+// get another program. One that fails in one family is open, as on a host without IPv6.
 func TestPartialConflict(t *testing.T) {
 	outcome := func(s port.State, at string) status.Outcome {
 		return status.Outcome{State: s, HostAddress: at, Reason: "about " + at}
@@ -107,10 +108,13 @@ func TestPartialConflict(t *testing.T) {
 		{Protocol: port.TCP, Port: 80, State: port.Active, Outcomes: []status.Outcome{outcome(port.Active, "127.0.0.1:80"), outcome(port.Conflict, "[::1]:80")}},
 		{Protocol: port.TCP, Port: 81, State: port.Conflict, Outcomes: []status.Outcome{outcome(port.Conflict, "127.0.0.1:81"), outcome(port.Conflict, "[::1]:81")}},
 		{Protocol: port.TCP, Port: 82, State: port.Active, Outcomes: []status.Outcome{outcome(port.Active, "127.0.0.1:82"), outcome(port.Failed, "[::1]:82")}},
+		{Protocol: port.TCP, Port: 83, State: port.Failed, Outcomes: []status.Outcome{outcome(port.Failed, "127.0.0.1:83"), outcome(port.Failed, "[::1]:83")}},
+		{Protocol: port.TCP, Port: 84, State: port.Conflict, Outcomes: []status.Outcome{outcome(port.Failed, "127.0.0.1:84"), outcome(port.Conflict, "[::1]:84")}},
 	}})
-	want := []doctor.Conflict{{Port: "80/tcp", Reason: "about [::1]:80"}, {Port: "81/tcp", Reason: "about 127.0.0.1:81"}}
-	if !slices.Equal(f.Conflicts, want) {
-		t.Errorf("%v, want %v", f.Conflicts, want)
+	want := []doctor.Conflict{{Port: "80/tcp", Reason: "about [::1]:80"}, {Port: "81/tcp", Reason: "about 127.0.0.1:81"}, {Port: "84/tcp", Reason: "about [::1]:84"}}
+	failed := []doctor.Conflict{{Port: "83/tcp", Reason: "about 127.0.0.1:83"}}
+	if !slices.Equal(f.Conflicts, want) || !slices.Equal(f.Failed, failed) {
+		t.Errorf("conflicts %v, want %v; failed %v, want %v", f.Conflicts, want, f.Failed, failed)
 	}
 }
 

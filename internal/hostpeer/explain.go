@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/port"
@@ -18,8 +20,12 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// dialTimeout is how long the guest has to reach a server.
-const dialTimeout = 3 * time.Second
+// dialTimeout is how long the guest has to answer: more than it gives the server
+// (forward.ServerOptions), so that of a server that is silent the guest says so.
+const dialTimeout = 6 * time.Second
+
+// newDials bounds the dials that questions cause, as package gather does in the guest.
+func newDials() *rate.Limiter { return rate.NewLimiter(rate.Every(250*time.Millisecond), 8) }
 
 var _ status.Explainer = provider{}
 
@@ -61,7 +67,11 @@ func (p provider) Explain(ctx context.Context, q explain.Query) (explain.Report,
 			})
 		}
 		if q.Dial && pub.Key.Protocol == port.TCP && q.Protocol != port.UDP && !pub.Lost {
-			asked[len(f.Publications)] = pub
+			if p.dials.Allow() {
+				asked[len(f.Publications)] = pub
+			} else {
+				e.Dials = []explain.Dial{{Answer: explain.NotTried, Detail: "asked too often"}}
+			}
 		}
 		f.Publications = append(f.Publications, e)
 	}
@@ -79,22 +89,29 @@ func (p provider) Explain(ctx context.Context, q explain.Query) (explain.Report,
 }
 
 // dial has the guest dial the server of a publication, as for a client, and sends nothing.
-func (p provider) dial(ctx context.Context, pub host.Publication) (d explain.Dial) {
+func (p provider) dial(ctx context.Context, pub host.Publication) explain.Dial {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	at := netip.AddrPortFrom(port.Loopback(pub.Key.Address), pub.Key.Port)
 	flow, err := p.host.Dial(ctx, ctx, host.Reach{ID: pub.ID, Owner: pub.Owner, At: at})
+	if err == nil {
+		_ = flow.Close()
+	}
+	return answer(ctx, err)
+}
+
+// answer is what a dial that ended with err, within ctx, says of the server.
+func answer(ctx context.Context, err error) (d explain.Dial) {
 	var reply *host.FlowError
 	switch {
 	case err == nil:
-		_ = flow.Close()
 		d.Answer = explain.Answers
 	case errors.As(err, &reply) && reply.Status == wire.FlowRefused:
 		d.Answer, d.Detail = explain.Refuses, reply.Reason
 	case errors.As(err, &reply) && reply.Status == wire.FlowUnreachable:
 		d.Answer, d.Detail = explain.Silent, reply.Reason
 	case ctx.Err() != nil:
-		d.Answer = explain.Silent
+		d.Answer, d.Detail = explain.NotTried, "the guest does not answer"
 	default:
 		d.Answer, d.Detail = explain.NotTried, err.Error()
 	}

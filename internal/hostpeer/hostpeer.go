@@ -135,7 +135,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		d.host.SetPolicy(set)
 	})
 	d.names = d.router()
-	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names, d.forwards}
+	p := provider{d.host, cfg.Peers(), d.lastRefused, d.names, d.forwards, newDials()}
 	var page status.PageTokens
 	if cfg.WebAddr != "" {
 		page = status.LoadPageTokens(log, cfg.LinkToken)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/forwards"
@@ -33,6 +35,7 @@ type provider struct {
 	names   *route.Router // nil if names are not served
 
 	forwards *forwards.Store // the run-time rules; needed by Explain only
+	dials    *rate.Limiter   // of Explain
 }
 
 var _ status.Provider = provider{}

@@ -17,6 +17,7 @@ const (
 	MethodTracepoint = "tracepoint"
 	MethodCgroup     = "cgroup"
 	MethodIter       = "iter"
+	MethodSocket     = "socket" // a filter of a socket
 )
 
 // Method is the mechanism by which one capability is observed.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -56,8 +57,9 @@ type Object struct {
 	maps      map[string]*ebpf.Map
 	programs  []*ebpf.Program // attached
 	iterators map[string]*link.Iter
-	cgroup    string  // where the hierarchy is mounted, "" until asked for
-	made      closers // in the order of making
+	filters   map[string]*ebpf.Program // of sockets
+	cgroup    string                   // where the hierarchy is mounted, "" until asked for
+	made      closers                  // in the order of making
 	close     func() error
 }
 
@@ -71,6 +73,7 @@ var errNoHook = errors.New("no such hook in this build")
 func Open(types *Types, c Config) (*Object, error) {
 	o := &Object{
 		config: c, types: types, maps: make(map[string]*ebpf.Map), iterators: make(map[string]*link.Iter),
+		filters: make(map[string]*ebpf.Program),
 	}
 	if types == nil {
 		o.types, o.ownTypes = new(Types), true
@@ -154,6 +157,11 @@ func (o *Object) Iterate(hook string) ([]byte, error) {
 	}
 	defer func() { _ = it.Close() }()
 	return io.ReadAll(it)
+}
+
+// FilterSocket attaches a filter that Attach has loaded to a socket. The socket keeps it.
+func (o *Object) FilterSocket(filter string, socket syscall.Conn) error {
+	return link.AttachSocketFilter(socket, o.filters[filter])
 }
 
 // Attach loads the hooks and attaches them in order. If one fails it detaches
@@ -331,6 +339,9 @@ func (o *Object) attach(p *ebpf.Program, spec *ebpf.ProgramSpec) (io.Closer, err
 		return link.Kprobe(spec.AttachTo, p, nil)
 	case ebpf.TracePoint:
 		return attachTracepoint(spec.AttachTo, p)
+	case ebpf.SocketFilter:
+		o.filters[spec.Name] = p
+		return closer(func() error { return nil }), nil // each socket is attached to by FilterSocket
 	case ebpf.CGroupSock, ebpf.CGroupSockAddr:
 		if o.cgroup == "" {
 			root, err := cgroupRoot()

@@ -70,26 +70,22 @@ func TestOptionalHook(t *testing.T) {
 	}
 }
 
-// absentFunctions is the file of NAT hooks, whose hooks are for functions that do not exist.
-func absentFunctions() (*ebpf.CollectionSpec, error) {
-	spec, err := bpf.LoadNat()
-	if err == nil {
-		for _, name := range []string{bpf.NatProgLegacyFexit, bpf.NatProgLegacyKprobe, bpf.NatProgModuleLoad} {
-			spec.Programs[name].AttachTo = "no_such_function"
-		}
-	}
-	return spec, err
-}
-
 // What a hook attaches to and the kernel does not have is named, whichever way it attaches.
 func TestAbsentFunctionIsNamed(t *testing.T) {
-	hooks := []string{bpf.NatProgLegacyFexit, bpf.NatProgModuleLoad}
+	hooks := map[string]File{bpf.NatProgLegacyFexit: bpf.LoadNat, bpf.SockProgTcpState: bpf.LoadSock}
 	if _, err := os.Stat("/sys/bus/event_source/devices/kprobe"); err == nil {
-		hooks = append(hooks, bpf.NatProgLegacyKprobe)
+		hooks[bpf.NatProgLegacyKprobe] = bpf.LoadNat
 	}
-	for _, hook := range hooks {
+	for hook, load := range hooks {
 		t.Run(hook, func(t *testing.T) {
-			o, err := Open(nil, Config{Files: []File{absentFunctions}, Maps: []string{bpf.NatMapReplacements}})
+			absent := func() (*ebpf.CollectionSpec, error) {
+				spec, err := load()
+				if err == nil {
+					spec.Programs[hook].AttachTo = "no_such_function"
+				}
+				return spec, err
+			}
+			o, err := Open(nil, Config{Files: []File{absent}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -123,7 +119,7 @@ func TestRefusedTrampolineIsTriedOnce(t *testing.T) {
 	if err := o.Attach([]string{bpf.NatProgLegacyFexit}); !errors.Is(err, errRefused) {
 		t.Errorf("attach: %v, want %v", err, errRefused)
 	}
-	if err := o.Attach([]string{bpf.NatProgModuleLoad}); errors.Is(err, errRefused) {
+	if err := o.Attach([]string{bpf.NatProgLegacyEnter}); errors.Is(err, errRefused) {
 		t.Errorf("attach without a trampoline: %v", err)
 	}
 }

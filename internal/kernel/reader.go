@@ -5,13 +5,11 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
@@ -59,15 +57,12 @@ func (o *Object) Reader(name string) (*Reader, error) {
 }
 
 // Read waits for a record and returns it; it is valid until the next Read. After
-// Close of the object it returns os.ErrClosed, after the deadline
-// os.ErrDeadlineExceeded.
+// Close of the object it returns os.ErrClosed.
 func (r *Reader) Read() ([]byte, error) {
 	err := r.conn.Read(func(uintptr) bool { return r.Ready() })
 	switch {
 	case r.closed.Load():
 		return nil, os.ErrClosed
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("ring buffer: wait: %w", err)
 	}
@@ -82,6 +77,3 @@ func (r *Reader) Ready() bool {
 	defer r.ready.Unlock()
 	return r.closed.Load() || r.reader.AvailableBytes() > 0
 }
-
-// SetDeadline bounds the next Read; the zero time is none.
-func (r *Reader) SetDeadline(t time.Time) { _ = r.file.SetReadDeadline(t) }

@@ -15,11 +15,11 @@ import (
 // The object may be closed while its reader is used.
 func TestReaderDuringClose(t *testing.T) {
 	for range 20 {
-		o, err := Open(nil, Config{Files: []File{bpf.LoadNft}, Maps: []string{bpf.NftMapCommits}})
+		o, err := Open(nil, Config{Files: []File{bpf.LoadNat}, Maps: []string{bpf.NatMapReplacements}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := o.Reader(bpf.NftMapCommits)
+		r, err := o.Reader(bpf.NatMapReplacements)
 		if err != nil {
 			t.Fatal(errors.Join(err, o.Close()))
 		}

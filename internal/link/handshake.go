@@ -304,7 +304,7 @@ func (h *handshake) sendHello() error {
 	frame, raw, err := wire.EncodeHandshake(wire.Handshake{Hello: &wire.Hello{
 		Version: h.o.version, Role: h.o.Role,
 		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version, Network: h.o.Network,
-		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: !h.o.NoUnpublished,
+		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: h.o.Role == RoleAgent && !h.o.NoUnpublished,
 		Runs: h.o.Role == RoleHost && h.o.Runs > 0,
 	}})
 	if err != nil {

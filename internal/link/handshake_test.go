@@ -41,7 +41,7 @@ func TestHandshake(t *testing.T) {
 }
 
 // An agent that reports nothing unpublished says so, and the host forgets what an earlier
-// one reported.
+// one reported. A host reports none.
 func TestHelloWithoutUnpublished(t *testing.T) {
 	for _, no := range []bool{false, true} {
 		o := opts(t, RoleAgent)
@@ -53,6 +53,9 @@ func TestHelloWithoutUnpublished(t *testing.T) {
 		}
 		if got := d.s.Peer().Unpublished; got == no {
 			t.Errorf("NoUnpublished %v: the agent's hello says %v", no, got)
+		}
+		if l.s.Peer().Unpublished {
+			t.Error("the host's hello says that it reports ports")
 		}
 	}
 }

@@ -154,8 +154,8 @@ func declareAgent() *agentFamilies {
 	f.dumpTime = f.counter("observer_dump_seconds_total", "Time spent in socket dumps.")
 	f.sockets = f.gauge("observer_sockets", "Currently known sockets.")
 	f.method = f.gauge("observer_method_info", "1 for the method that observes each capability.",
-		Label{"capability", "`tcp-listen`, `tcp-bind`, `udp-bind`, `udp-connect`, `device`, `udp-dump`, `nftables`, `legacy-tables`, `refused-port`"},
-		Label{"method", "`fentry`, `kprobe`, `tp_btf`, `tracepoint`, `cgroup`, `nfnetlink`, `poll`, `generation` (polled), `audit`, `iter`, `sock_diag`, `none`"})
+		Label{"capability", "`tcp-listen`, `tcp-bind`, `udp-bind`, `udp-connect`, `device`, `udp-dump`, `nftables`, `nft-filter`, `legacy-tables`, `refused-port`"},
+		Label{"method", "`fentry`, `kprobe`, `tp_btf`, `tracepoint`, `cgroup`, `nfnetlink`, `poll`, `generation` (polled), `audit`, `iter`, `sock_diag`, `socket`, `none`"})
 
 	f.unsupported = f.gauge("nat_unsupported_rules", "Current NAT rules that forward a port but use an unsupported expression, so they are not published.")
 	f.natReads = f.counter("nat_reads_total", "NAT rulesets read, and nftables commits applied.",

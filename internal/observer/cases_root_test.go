@@ -670,7 +670,7 @@ func TestOwnerEndsAndTheSocketRemains(t *testing.T) {
 			c := w.child("listen")
 			w.wantSet("tcp 127.0.0.1:8080", "udp 127.0.0.1:8080")
 			kept := w.take(c)
-			time.Sleep(3 * ownerSettle / 2) // its process is no longer new
+			time.Sleep(ownerSettle + 3*ownerPause/2) // its process is no longer new
 			c.kill()
 			w.wantOwner(os.Getpid(), "")
 			for _, s := range kept {

@@ -94,7 +94,8 @@ type engine struct {
 	throttled bool                 // UDP is read once each throttleInterval
 	pending   map[uint64]time.Time // UDP that is not reported yet, and when it was read
 
-	lookAt time.Time // when sockets whose process is new are looked at; zero if there are none
+	lookAt   time.Time // when sockets whose process is new are looked at; zero if there are none
+	lookFrom time.Time // not before, so that looks are paced
 
 	plan      schedule.Deadlines[deadline]
 	resolve   scope // what planResolve must dump, to understand events

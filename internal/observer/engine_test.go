@@ -9,7 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -779,15 +781,22 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 func TestOwnerThatOneSearchMissed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
+		var mu sync.Mutex // guards both
 		searches, found := 0, map[uint64]owner(nil)
 		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
+			mu.Lock()
+			defer mu.Unlock()
 			searches += len(sockets)
 			return findings{owners: found}
 		}
 		r.start(t)
 		pass(time.Second)
+		mu.Lock()
 		found = map[uint64]owner{1: {pid: 9, comm: "web"}}
+		mu.Unlock()
 		pass(10 * r.audit)
+		mu.Lock()
+		defer mu.Unlock()
 		if got := r.keeper.set[1]; got.PID != 9 || got.Comm != "web" {
 			t.Errorf("have %+v", got)
 		}
@@ -876,6 +885,121 @@ func TestOwnersAreLookedAt(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Each socket has its own time to be handed on, whatever else is looked at meanwhile.
+func TestEachSocketIsLookedAtWhenItHasSettled(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		audit time.Duration // after the start; the socket is bound just before
+		other bool          // another socket is looked at just after
+	}{
+		{name: "audit", audit: 10 * time.Second},
+		{name: "another socket", audit: -1, other: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				const shortly = 50 * time.Millisecond
+				r := newRig()
+				r.audit = c.audit
+				handed := false
+				r.holders = func(_ context.Context, sockets []Socket) map[uint64]owner {
+					have := make(map[uint64]owner)
+					r.edit(func() {
+						for _, s := range sockets {
+							if s.Cookie != 2 || !handed {
+								have[s.Cookie] = owner{s.PID, s.Comm}
+							}
+						}
+					})
+					return have
+				}
+				r.owners = func(context.Context, []Socket, uint32) findings {
+					return findings{owners: map[uint64]owner{2: {pid: 9, comm: "web"}}}
+				}
+				r.start(t)
+				if pass(10*time.Second - ownerSettle); c.other {
+					r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1))
+				}
+				pass(ownerSettle - shortly)
+				r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 2))
+				r.edit(func() { r.table[1], r.table[2] = tcpRow(1), tcpRow(2) })
+				pass(2 * shortly)
+				r.edit(func() { handed = true })
+				pass(ownerSettle + ownerPause)
+				if got := r.keeper.get(2); got.PID != 9 {
+					t.Errorf("handed on: %+v", got)
+				}
+			})
+		})
+	}
+}
+
+// A process with many descriptors that opens a socket each second is not read each second.
+func TestLooksArePaced(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.audit = -1
+		r.owners = func(context.Context, []Socket, uint32) findings { return findings{} }
+		looks := 0
+		r.holders = func(_ context.Context, sockets []Socket) map[uint64]owner {
+			r.edit(func() { looks++ })
+			for start := threadTime(); threadTime()-start < 200*time.Millisecond; {
+				continue
+			}
+			have := make(map[uint64]owner)
+			for _, s := range sockets {
+				have[s.Cookie] = owner{s.PID, s.Comm}
+			}
+			return have
+		}
+		r.start(t)
+		for cookie := range uint64(8) {
+			r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1+cookie))
+			pass(time.Second)
+		}
+		r.edit(func() {
+			if looks < 1 || looks > 3 {
+				t.Errorf("%d looks in eight seconds, of 0.2 seconds each", looks)
+			}
+		})
+	})
+}
+
+// Without audits, too, what watches a process goes with its last socket.
+func TestOnlyProcessesWithSocketsAreWatched(t *testing.T) {
+	x, err := openExits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = x.close() }()
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.audit, r.exits = -1, x
+		r.owners = func(context.Context, []Socket, uint32) findings { return findings{} }
+		r.holders = func(_ context.Context, sockets []Socket) map[uint64]owner {
+			have := make(map[uint64]owner)
+			for _, s := range sockets {
+				have[s.Cookie] = owner{s.PID, s.Comm}
+			}
+			return have
+		}
+		r.start(t)
+		pids := []uint32{uint32(os.Getpid()), uint32(os.Getppid())}
+		for i, pid := range pids {
+			e := tcpEvent(bpf.SockEventKindEVENT_LISTEN, uint64(1+i))
+			e.Pid = pid
+			r.source.send(e)
+			pass(ownerSettle + ownerPause)
+			r.source.send(tcpEvent(bpf.SockEventKindEVENT_CLOSE, uint64(1+i)))
+			pass(time.Second)
+		}
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if _, ok := x.fds[pids[1]]; !ok || len(x.fds) != 1 {
+			t.Errorf("watches %v, want %d alone", slices.Collect(maps.Keys(x.fds)), pids[1])
+		}
+	})
 }
 
 // Most sockets end with their process, and nobody is searched for.

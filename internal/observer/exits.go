@@ -95,9 +95,11 @@ func (x *exits) wait() (pids []uint32, err error) {
 	rerr := raw.Read(func(fd uintptr) bool {
 		var ready [64]unix.EpollEvent
 		n, werr := unix.EpollWait(int(fd), ready[:], 0)
-		if werr != nil {
-			err = werr
-			return !errors.Is(werr, unix.EINTR)
+		for errors.Is(werr, unix.EINTR) {
+			n, werr = unix.EpollWait(int(fd), ready[:], 0)
+		}
+		if err = werr; err != nil {
+			return true
 		}
 		x.mu.Lock()
 		defer x.mu.Unlock()

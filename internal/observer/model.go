@@ -6,6 +6,7 @@ package observer
 
 import (
 	"slices"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
@@ -50,7 +51,6 @@ type entry struct {
 	// searches is how often /proc was searched for the owner while it was unknown;
 	// partial, how often in vain where it could not be read in full.
 	searches, partial uint8
-	fresh             bool // its process is new, and is to be looked at
 }
 
 // model is the state of the observer: which sockets there are, by cookie. It
@@ -83,7 +83,7 @@ type model struct {
 	// bound says that TCP sockets that do not listen are of interest.
 	bound bool
 
-	fresh bool // some entry became it
+	fresh map[uint64]time.Time // sockets whose process is new and to be looked at, since when
 }
 
 // maxClosed is far more than calls of close(2) that run at one time.
@@ -98,6 +98,7 @@ func newModel() *model {
 		noPort:     make(map[uint64]Socket),
 		noCookie:   make(map[uint32]Socket),
 		connecting: make(map[uint64]struct{}),
+		fresh:      make(map[uint64]time.Time),
 	}
 }
 
@@ -220,7 +221,7 @@ func (m *model) put(s Socket) (Event, bool, scope) {
 		}
 	}
 	if s.PID != 0 && (s.PID != en.socket.PID || s.Comm != en.socket.Comm) {
-		en.fresh, m.fresh = true, true
+		m.fresh[s.Cookie] = time.Now()
 	}
 	en.socket = s
 	en.tracked = true
@@ -234,6 +235,7 @@ func (m *model) drop(cookie uint64, observed int64) (Event, bool, scope) {
 		return Event{}, false, 0
 	}
 	delete(m.sockets, cookie)
+	delete(m.fresh, cookie)
 	if m.peak.Passed(len(m.sockets)) {
 		m.sockets = compact.Map(m.sockets)
 	}

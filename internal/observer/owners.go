@@ -75,59 +75,74 @@ func measured(f func()) time.Duration {
 	return threadTime() - start
 }
 
-// lookAtOwners looks whether processes still have their sockets and names: those that are
-// new, or all. It has those searched for that do not, and returns what it cost.
-func (e *engine) lookAtOwners(ctx context.Context, all bool) time.Duration {
-	sockets := e.owned(all)
-	if len(sockets) == 0 {
+// lookAtOwners looks whether processes still have their sockets and names: those that have
+// had time to hand them on, or all. It has those searched for that do not, and returns what
+// it cost.
+func (e *engine) lookAtOwners(ctx context.Context, all bool) (cost time.Duration) {
+	e.mu.Lock()
+	due := e.holders != nil && (all || !e.lookAt.IsZero() && !time.Now().Before(e.lookAt))
+	e.mu.Unlock()
+	if !due {
 		return 0
 	}
-	return measured(func() {
-		pids := make(map[uint32]struct{})
-		for i := range sockets {
-			pids[sockets[i].PID] = struct{}{}
-		}
-		if e.exits != nil {
-			if all {
+	sockets, pids := e.owned(all)
+	if len(sockets) > 0 {
+		cost = measured(func() {
+			if e.exits != nil {
 				e.exits.retain(pids)
+				for i := range sockets {
+					e.exits.watch(sockets[i].PID)
+				}
 			}
-			for pid := range pids {
-				e.exits.watch(pid)
-			}
-		}
-		e.held(sockets, e.holders(ctx, sockets))
-	})
-}
-
-// owned returns the sockets to look at whose process has a number here.
-func (e *engine) owned(all bool) (sockets []Socket) {
+			e.held(sockets, e.holders(ctx, sockets))
+		})
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	settled := !e.lookAt.IsZero() && !time.Now().Before(e.lookAt)
-	if e.holders == nil || !all && !settled {
-		return nil
-	}
-	if settled {
-		e.lookAt = time.Time{}
-	}
-	for _, en := range e.model.sockets {
-		if en.socket.PID != 0 && (all || en.fresh) {
-			sockets, en.fresh = append(sockets, en.socket), false
+	e.lookAt, e.lookFrom = time.Time{}, time.Now().Add(max(ownerPause, schedule.Rest(cost, ownerShare)))
+	e.planLook()
+	return cost
+}
+
+// owned returns the sockets to look at whose process has a number here, and all processes
+// that have sockets.
+func (e *engine) owned(all bool) (sockets []Socket, pids map[uint32]struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	pids = make(map[uint32]struct{})
+	for cookie, en := range e.model.sockets {
+		since, fresh := e.model.fresh[cookie]
+		settled := fresh && now.Sub(since) >= ownerSettle
+		if settled {
+			delete(e.model.fresh, cookie)
+		}
+		if en.socket.PID == 0 {
+			continue
+		}
+		pids[en.socket.PID] = struct{}{}
+		if all || settled {
+			sockets = append(sockets, en.socket)
 		}
 	}
-	return sockets
+	return sockets, pids
 }
 
 // planLook plans a look at sockets whose process is new, if there are any. It needs e.mu.
 func (e *engine) planLook() {
-	if !e.model.fresh || e.holders == nil {
+	if len(e.model.fresh) == 0 || e.holders == nil || !e.lookAt.IsZero() {
 		return
 	}
-	e.model.fresh = false
-	if e.lookAt.IsZero() {
-		e.lookAt = time.Now().Add(ownerSettle)
-		time.AfterFunc(ownerSettle, e.ownersWanted.Notify)
+	first := time.Now()
+	for _, since := range e.model.fresh {
+		if since.Before(first) {
+			first = since
+		}
 	}
+	if e.lookAt = first.Add(ownerSettle); e.lookAt.Before(e.lookFrom) {
+		e.lookAt = e.lookFrom
+	}
+	time.AfterFunc(time.Until(e.lookAt), e.ownersWanted.Notify)
 }
 
 // held notes the names that processes have now, and has those searched for that do not
@@ -182,7 +197,7 @@ func (e *engine) exited(pids []uint32) error {
 		switch {
 		case !slices.Contains(pids, en.socket.PID):
 		case scopeOf(&en.socket)&e.polled != 0:
-			en.fresh, e.model.fresh = true, true // when it has been polled
+			e.model.fresh[cookie] = time.Now() // when it has been polled
 		default:
 			e.searchOwner(cookie)
 		}
@@ -249,7 +264,7 @@ func (e *engine) setOwners(wanted []Socket, found map[uint64]owner, seen int64) 
 		if en := e.current(&wanted[i]); en != nil {
 			en.socket.takeProcess(&Socket{PID: o.pid, Comm: o.comm, PIDSeen: seen})
 			en.socket.Observed, en.socket.Sought, en.partial = 0, false, 0
-			en.fresh, e.model.fresh = true, true
+			e.model.fresh[en.socket.Cookie] = time.Now()
 			changes = append(changes, Event{Socket: en.socket})
 		}
 	}

@@ -244,6 +244,7 @@ func TestServiceOwnsNodePortsOfKubeProxy(t *testing.T) {
 		return port.Owner{Kind: port.OwnerContainer, ID: name + "-id", Namespace: namespace, Name: name}
 	}
 	as := func(addr, process string) port.Binding { return in(socket("1", addr, process), 5, "/x") }
+	unnamed := in(socket("1", "127.0.0.1:30080", "kube-proxy"), 5, "/x", strings.Repeat("ab", 32))
 	users := as("127.0.0.1:30080", "kube-proxy")
 	users.Hints.User = 1000
 	second := socket("2", "127.0.0.1:30080", "web")
@@ -267,6 +268,8 @@ func TestServiceOwnsNodePortsOfKubeProxy(t *testing.T) {
 		{"another program", []port.Binding{as("127.0.0.1:30080", "web")}, port.Owner{}, "kube", "web"},
 		{"a user's", []port.Binding{users}, port.Owner{}, "kube", "kube-proxy"},
 		{"in another container", []port.Binding{as("127.0.0.1:30080", "kube-proxy")}, pod("shop", "kube-proxy"), "kube", "kube-proxy"},
+		{"in a container that nobody named", []port.Binding{unnamed}, port.Owner{}, "kube", "kube-proxy"},
+		{"in its pod, by id", []port.Binding{unnamed}, pod("kube-system", "kube-proxy-x/kube-proxy"), "kube", "front"},
 		{"no Service of Kubernetes", []port.Binding{as("127.0.0.1:30080", "kube-proxy")}, port.Owner{}, "docker", "kube-proxy"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -346,14 +346,15 @@ func ownerOf(ms, slot []member, all slots) (port.Owner, precedence) {
 	return owner, known
 }
 
-// kubeProxy reports whether a socket is kube-proxy's: of root's process on this machine, or
-// in its pod.
+// kubeProxy reports whether a socket is kube-proxy's: of root's process on this machine, in no
+// container, or in its pod.
 func (m member) kubeProxy(all slots) bool {
 	if program(m.binding) != "kube-proxy" || m.binding.Hints.User != 0 {
 		return false
 	}
 	o, _ := m.owner(all)
-	return o.Kind == port.OwnerProcess || o.Namespace == "kube-system" && strings.HasPrefix(o.Name, "kube-proxy")
+	contained := m.attribution != nil && m.attribution.container
+	return o.Kind == port.OwnerProcess && !contained || o.Namespace == "kube-system" && strings.HasPrefix(o.Name, "kube-proxy")
 }
 
 // ruleOf returns Publication.Rule.

@@ -75,14 +75,11 @@ func addWaiting(report *explain.Report, list []explain.Related) {
 
 // waiting returns what was asked for by name, has the port or gets the host port, and waits.
 func (s *Server) waiting(q explain.Query) (list []explain.Related) {
-	add := func(d port.Demand, hostPort, guest, reason string) {
+	add := func(d port.Demand, hostPort, reason string) {
 		if q.Protocol != 0 && q.Protocol != d.Protocol || d.Port != q.Port && hostPort != strconv.Itoa(int(q.Port)) {
 			return
 		}
 		text := fmt.Sprintf("%s is asked for by name, and waits: %s", d, reason)
-		if guest != "" {
-			text = fmt.Sprintf("%s is asked for by name of guest %s, and waits: %s", d, guest, reason)
-		}
 		list = append(list, explain.Related{Kind: port.VerdictPending, Text: text})
 	}
 	named := make(map[string]bool) // by rules
@@ -91,13 +88,13 @@ func (s *Server) waiting(q explain.Query) (list []explain.Related) {
 		for _, r := range f.Rules {
 			if d, err := port.ParseDemand(r.Demand); err == nil && r.State == port.Pending.String() {
 				named[r.Demand] = true
-				add(d, r.HostPort, "", r.Reason)
+				add(d, r.HostPort, r.Reason)
 			}
 		}
 	}
 	for _, p := range s.o.Provider.List().Publications { // asked for by name
 		if d, err := port.ParseDemand(p.Waits); err == nil && !named[p.Waits] {
-			add(d, "", cmp.Or(p.GuestName, p.Guest), p.Reason)
+			add(d, "", p.Reason)
 		}
 	}
 	return list

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/demo"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
@@ -385,6 +386,20 @@ func TestExplainOnHostAsksTheGuest(t *testing.T) {
 		if rep, err := r.explainedAt(r.hostCtl, c.ask); err != nil || rep.Verdict != c.want || !strings.Contains(rep.Summary, c.says) {
 			t.Errorf("%s: %s: %q, %v; want %s: %q", c.ask, rep.Verdict, rep.Summary, err, c.want, c.says)
 		}
+	}
+	// A few times per second at most.
+	untested := 0
+	for range 20 {
+		rep, err := status.NewClient(r.hostCtl).Explain(t.Context(), explain.Query{Port: 8001, Dial: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rep.Verdict == port.VerdictUntested {
+			untested++
+		}
+	}
+	if untested == 0 {
+		t.Error("the guest was asked to dial as often as somebody asked")
 	}
 }
 

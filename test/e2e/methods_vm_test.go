@@ -24,7 +24,7 @@ func TestMethods(t *testing.T) {
 		for _, c := range report.Checks {
 			names[c.Area+" "+c.Name] = true
 		}
-		for _, want := range []string{"observer tcp-listen", "observer udp-dump", "observer legacy-tables", "observer refused-port", "source nat"} {
+		for _, want := range []string{"observer tcp-listen", "observer udp-dump", "observer legacy-tables", "observer nft-filter", "observer refused-port", "source nat"} {
 			if !names[want] {
 				return errors.New("no check " + want + errs)
 			}

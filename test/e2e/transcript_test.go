@@ -226,11 +226,7 @@ func (r *rig) typed(line, control string, watched time.Duration) string {
 	}
 	cmd.Env = append(os.Environ(), "FAIRLEAD_CLIENT_CONTROL="+control, "PATH="+filepath.Dir(binary)+":"+os.Getenv("PATH"), "COLUMNS=80")
 	cmd.WaitDelay = 5 * time.Second
-	var out []byte
-	err := r.outside.Do(func() (err error) { // where the firewall is that of the host
-		out, err = cmd.Output()
-		return err
-	})
+	out, err := cmd.Output()
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && exit.ExitCode() != 124: // of timeout

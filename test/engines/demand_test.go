@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -121,34 +120,6 @@ func (p *peers) restart(n uint16, text string) {
 		p.t.Helper()
 		p.says(n, text)
 	})
-}
-
-// staysOpen restarts the agent while clients connect to a port of the host, which says a text:
-// none is refused.
-func (p *peers) staysOpen(n uint16, text string) {
-	p.t.Helper()
-	end := make(chan struct{})
-	var clients sync.WaitGroup
-	clients.Go(func() {
-		for {
-			select {
-			case <-end:
-				return
-			default:
-			}
-			c, err := p.outside.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", n))
-			if err != nil {
-				p.t.Errorf("while the agent restarts: %v", err)
-				return
-			}
-			_, _ = answer(c) // none, or a reset, if the agent ended before
-			time.Sleep(time.Millisecond)
-		}
-	})
-	defer func() { close(end); clients.Wait() }()
-	p.agent.Stop(syscall.SIGKILL)
-	p.agent.run(p.t)
-	p.says(n, text)
 }
 
 // hosted asks for a port of a container in the guest's network, of which the engine gives no

@@ -237,7 +237,7 @@ func TestDockerExposedAndNamed(t *testing.T) {
 		for _, of := range []*peers{p, host} {
 			of.prints("port 8000/tcp: open to other machines until ", "ls")
 		}
-		host.prints("shop.localhost", "names")
+		host.prints("shop.localhost", "ls", "--names")
 	}
 	check("")
 	p.restarts(check)

@@ -5,10 +5,12 @@
 package nat
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -21,24 +23,24 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
-// BenchmarkMethods compares the methods that report commits, turn by turn, because the
-// machine is never quiet. Each figure of a hook is also given relative to nfnetlink's.
+// BenchmarkFilter compares a source whose notifications are filtered with one that reads
+// all, turn by turn, because the machine is never quiet.
 //
-//	go run ./test/vm -kernel 6.1,6.12 -bench BenchmarkMethods ./test/nat
-func BenchmarkMethods(b *testing.B) {
+//	go test -tags root -run '^$' -bench BenchmarkFilter ./test/nat
+func BenchmarkFilter(b *testing.B) {
 	for _, rules := range []int{10, 1000, 10_000} {
 		b.Run(fmt.Sprintf("one change of %d rules", rules), func(b *testing.B) {
 			compare(b, 20, rules, (*contender).change)
 		})
 	}
-	b.Run("changes of other tables", func(b *testing.B) { compare(b, 3, 10, (*contender).elsewhere) })
+	b.Run("changes of other tables", func(b *testing.B) { compare(b, 5, 10, (*contender).elsewhere) })
 	b.Run("refill of 2000 rules", func(b *testing.B) { compare(b, 8, 2000, (*contender).refill) })
 }
 
-// contender is a source on one method, and what it costs.
+// contender is a source, and what it costs.
 type contender struct {
 	*world
-	method  string
+	name    string
 	rules   int
 	conn    *nftables.Conn
 	changed chan time.Time
@@ -55,42 +57,38 @@ type signalFeed struct {
 
 func (f *signalFeed) Apply(port.Change) { f.changed <- time.Now() }
 
-func newContender(b *testing.B, method string, rules int) *contender {
+func newContender(b *testing.B, name string, rules int) *contender {
 	w := newWorld(b)
-	w.run(refill(rules, 0)+"table inet other { chain c { }; }\n", "nft", "-f", "-")
+	w.run(refill(rules, 0)+"table inet other { set s { type ipv4_addr; }; }\n", "nft", "-f", "-")
 	f := &signalFeed{newFeed(), make(chan time.Time, 1024)}
-	_, stop := w.startWith(nat.Options{LegacyPoll: time.Hour, Methods: []string{method}}, f)
+	opt := nat.Options{LegacyPoll: time.Hour, Methods: []string{nat.MethodNetlink}}
+	if name == "filtered" {
+		opt.Filter = w.filter()
+	}
+	_, stop := w.startWith(opt, f)
 	b.Cleanup(stop)
 	eventually(b, "a first set", f.ready)
-	return &contender{world: w, method: method, rules: rules, conn: w.openConn(b), changed: f.changed, samples: make(map[string][]float64)}
+	return &contender{world: w, name: name, rules: rules, conn: w.openConn(b), changed: f.changed, samples: make(map[string][]float64)}
 }
 
-// compare lets the methods take turns, and reports medians.
+// compare lets both take turns, and reports medians.
 func compare(b *testing.B, turns, rules int, turn func(*contender)) {
-	var all []*contender
-	for _, r := range methods() {
-		if r.nft != nat.MethodGeneration { // its second is no measure
-			all = append(all, newContender(b, r.nft, rules))
-		}
-	}
+	both := []*contender{newContender(b, "filtered", rules), newContender(b, "all", rules)}
 	time.Sleep(time.Second) // what the start left to do is no part of this
 	for b.Loop() {
 		for range turns {
-			for _, c := range all {
+			for _, c := range both {
 				runtime.GC()
 				turn(c)
 				c.turns++
 			}
 		}
 	}
-	base := all[slices.IndexFunc(all, func(c *contender) bool { return c.method == nat.MethodNetlink })]
-	for _, c := range all {
-		for what, samples := range c.samples {
-			b.ReportMetric(median(samples), c.method+"-"+what)
-			if c != base {
-				b.ReportMetric(median(samples)/median(base.samples[what]), c.method+"-"+what+"-ratio")
-			}
-		}
+	for what, samples := range both[0].samples {
+		m, all := median(samples), median(both[1].samples[what])
+		b.ReportMetric(m, "filtered-"+what)
+		b.ReportMetric(all, "all-"+what)
+		b.ReportMetric(m/all, "filtered/all-"+what)
 	}
 }
 
@@ -108,7 +106,7 @@ func (c *contender) wait() time.Time {
 	case at := <-c.changed:
 		return at
 	case <-time.After(patience):
-		c.t.Fatalf("%s: never reported", c.method)
+		c.t.Fatalf("%s: never reported", c.name)
 		return time.Time{}
 	}
 }
@@ -134,16 +132,43 @@ func (c *contender) change() {
 	}
 }
 
-// elsewhere measures what the source pays for changes that do not concern it, and what
-// the program pays that makes them.
+// elsewhere measures what the source pays while a program adds 1,000 elements a second to a
+// set of another table, each in a commit of its own, beside what that program pays.
 func (c *contender) elsewhere() {
-	const changes = 200
-	self, writer := cpuTime(unix.RUSAGE_SELF), cpuTime(unix.RUSAGE_CHILDREN)
-	c.run(strings.Repeat("add rule inet other c counter\n", changes), "nft", "-i")
+	const bursts, burst = 100, 10
+	c.run("", "nft", "flush set inet other s")
+	time.Sleep(200 * time.Millisecond) // until that is read
+	// The shell's own time counts for neither.
+	lines := exec.Command("sh", "-c", fmt.Sprintf(`i=0
+while [ $i -lt %d ]; do
+	j=0
+	while [ $j -lt %d ]; do
+		echo "add element inet other s { 10.0.$i.$j }"
+		j=$((j+1))
+	done
+	i=$((i+1))
+	sleep 0.01
+done`, bursts, burst))
+	writer := exec.Command("ip", "netns", "exec", c.world.name, "nft", "-i")
+	out, in, err := os.Pipe()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	writer.Stdin, lines.Stdout = out, in
+	// Each line would wake this process if it kept the pipe.
+	if err := errors.Join(lines.Start(), writer.Start(), out.Close(), in.Close()); err != nil {
+		c.t.Fatal(err)
+	}
+	self := cpuTime(unix.RUSAGE_SELF)
+	if err := errors.Join(writer.Wait(), lines.Wait()); err != nil {
+		c.t.Fatal(err)
+	}
 	time.Sleep(100 * time.Millisecond) // for what is still on its way
-	c.add("cpu-µs/change", (cpuTime(unix.RUSAGE_SELF)-self)/changes)
-	c.add("writer-cpu-µs/change", (cpuTime(unix.RUSAGE_CHILDREN)-writer)/changes)
-	c.run("", "nft", "flush chain inet other c")
+	source := cpuTime(unix.RUSAGE_SELF) - self
+	wrote := writer.ProcessState.UserTime() + writer.ProcessState.SystemTime()
+	c.add("cpu-µs/element", source/(bursts*burst))
+	c.add("writer-cpu-µs/element", wrote/(bursts*burst))
+	c.samples["cpu/writer-cpu"] = append(c.samples["cpu/writer-cpu"], float64(source)/float64(wrote))
 }
 
 // refill measures a table that another program empties and refills in one commit, of

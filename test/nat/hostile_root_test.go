@@ -70,8 +70,12 @@ func TestDumpsDuringCommits(t *testing.T) {
 	var all []running
 	for range 3 {
 		for _, r := range methods() {
-			src, f, end := w.start(nat.Options{Methods: []string{r.nft}, Audit: time.Second, LegacyPoll: time.Hour})
-			all = append(all, running{r.nft, src, f, end})
+			opt := nat.Options{Methods: []string{r.nft}, Audit: time.Second, LegacyPoll: time.Hour}
+			if r.filter {
+				opt.Filter = w.filter()
+			}
+			src, f, end := w.start(opt)
+			all = append(all, running{r.String(), src, f, end})
 			time.Sleep(200 * time.Millisecond)
 		}
 	}

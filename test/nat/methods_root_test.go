@@ -6,33 +6,36 @@ package nat
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
-	"github.com/fairlead/fairlead/test/kit/kernels"
+	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
 // method is a way to see changes: of nftables, and of legacy tables ("" polls).
-type method struct{ nft, legacy string }
+type method struct {
+	nft, legacy string
+	filter      bool
+}
 
-func (r method) String() string { return strings.TrimSuffix(r.nft+"+"+r.legacy, "+") }
+func (r method) String() string {
+	s := r.nft
+	if r.filter {
+		s += " filtered"
+	}
+	return strings.TrimSuffix(s+"+"+r.legacy, "+")
+}
 
-// methods are those to test: what any kernel takes and, in the machines of test/vm,
-// whose kernels take them all, the others.
+// methods are those to test.
 func methods() []method {
-	everywhere := []method{
-		{nat.MethodNetlink, kernel.MethodTracepoint},
-		{nat.MethodGeneration, ""},
+	return []method{
+		{nat.MethodNetlink, kernel.MethodTracepoint, true},
+		{nat.MethodNetlink, "", false},
+		{nat.MethodGeneration, "", false},
 	}
-	hooks := []method{
-		{nat.MethodFentry, kernel.MethodFentry},
-		{nat.MethodKprobe, kernel.MethodKprobe},
-	}
-	return append(slices.DeleteFunc(hooks, func(m method) bool { return !kernels.Must(m.legacy) }), everywhere...)
 }
 
 // running is a source on one method.
@@ -43,16 +46,19 @@ type running struct {
 	stop   func()
 }
 
-// waker is a hook on legacy tables, and one that reports modules.
-type waker struct {
-	*hook.Legacy
-	modules <-chan struct{}
+// filter loads the filter for the rest of the test.
+func (w *world) filter() watch.Filter {
+	w.t.Helper()
+	f, err := watch.LoadFilter(nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = f.Close() })
+	return f
 }
 
-func (w waker) ModuleLoaded() <-chan struct{} { return w.modules }
-
 // legacyHook attaches a hook on legacy tables for the rest of the test.
-func (w *world) legacyHook(methods ...string) waker {
+func (w *world) legacyHook(methods ...string) *hook.Legacy {
 	w.t.Helper()
 	l, err := hook.OpenLegacy(hook.LegacyOptions{NetNS: w.path(), Methods: methods})
 	if err != nil {
@@ -67,13 +73,16 @@ func (w *world) legacyHook(methods ...string) waker {
 			w.t.Error(err)
 		}
 	})
-	return waker{Legacy: l}
+	return l
 }
 
 // startMethod runs a source on one method until the test ends.
 func (w *world) startMethod(r method, opt nat.Options) running {
 	w.t.Helper()
 	opt.Methods = []string{r.nft}
+	if r.filter {
+		opt.Filter = w.filter()
+	}
 	want := r.nft + ", legacy poll"
 	if r.nft == nat.MethodGeneration {
 		want = "generation poll 1s, legacy poll"

@@ -251,7 +251,7 @@ func TestStorm(t *testing.T) {
 	for round := range n {
 		var all []running
 		for i := range perRound {
-			all = append(all, w.launch(methods()[i%len(methods())].nft))
+			all = append(all, w.launch(methods()[i%len(methods())]))
 			for range s.r.IntN(4) {
 				s.step()
 			}
@@ -291,10 +291,12 @@ func TestStorm(t *testing.T) {
 }
 
 // launch starts a source and waits for nothing.
-func (w *world) launch(method string) running {
-	log := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("source", method)
-	src, f, stop := w.start(nat.Options{
-		Log: log, Methods: []string{method}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second,
-	})
-	return running{method, src, f, stop}
+func (w *world) launch(m method) running {
+	log := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("source", m)
+	opt := nat.Options{Log: log, Methods: []string{m.nft}, LegacyPoll: 20 * time.Millisecond, Audit: time.Second}
+	if m.filter {
+		opt.Filter = w.filter()
+	}
+	src, f, stop := w.start(opt)
+	return running{m.String(), src, f, stop}
 }

@@ -165,7 +165,7 @@ func TestFreshKernelTestsAreRunApart(t *testing.T) {
 		t.Fatalf("%+v, %v", suites, err)
 	}
 	fresh, others := divide(append(suites[0].Tests, "TestOther"))
-	if !slices.Equal(fresh, []string{"TestFreshKernelHooksUsedAfterModuleLoad"}) || !slices.Contains(others, "TestOther") {
+	if !slices.Equal(fresh, []string{"TestFreshKernelIsFollowedAfterModuleLoad"}) || !slices.Contains(others, "TestOther") {
 		t.Errorf("fresh %q, others %q", fresh, others)
 	}
 }

@@ -28,8 +28,8 @@ type HostFacts struct {
 	Ports     int // published by the guests
 	// Unpublished is how many other ports the guests have reported, by reason.
 	Unpublished map[string]int
-	Conflicts   []Conflict // ports that another program has
-	Failed      []Conflict // ports that could not be opened for another reason
+	Conflicts   []Conflict // ports that something else has, at one address or more
+	Failed      []Conflict // ports that are open nowhere, for another reason
 	Reserved    []string   // ranges that Windows reserves, such as "49152-49251"
 	Relay       *Relay     // of WSL; nil outside Windows
 	Names       []NameListener
@@ -150,7 +150,7 @@ func (j *judge) ports(f HostFacts) {
 			relayed++
 			continue
 		}
-		j.add("ports", "conflict", Warning, c.Port+": "+c.Reason, "stop that program, or give the port another one by a rule: hostPort")
+		j.add("ports", "conflict", Warning, c.Port+": "+c.Reason, "free that address, or give the port another host port by a rule: hostPort")
 	}
 	if relayed > 0 {
 		j.add("ports", "wslrelay", Failing, fmt.Sprintf("WSL's own relay has %s of the guest", plural(relayed, "port")), relayRemedy)

@@ -67,6 +67,9 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"one network namespace", refused(unix, "network", false), Failing, "guest link", "why", "another network namespace"},
 		{"old agent", func(f *HostFacts) { f.Guests[0].Version = "v1.1.9" }, Warning, "guest version", "v1.1.9", "update the agent"},
 		{"conflict", func(f *HostFacts) { f.Conflicts = []Conflict{{"80/tcp", "in use by nginx", port.InUseBy}} }, Warning, "ports conflict", "80/tcp: in use by nginx", "hostPort"},
+		{"conflict with fairlead's own names", func(f *HostFacts) {
+			f.Conflicts = []Conflict{{"80/tcp", "127.0.0.1:80 is held by this host's names", port.HeldBy}}
+		}, Warning, "ports conflict", "80/tcp", "free that address"},
 		{"failed", func(f *HostFacts) { f.Failed = []Conflict{{"80/tcp", "permission denied", port.SystemFailed}} }, Failing, "ports failed", "80/tcp: permission denied", "retries"},
 		{"relay has ports", func(f *HostFacts) {
 			f.Conflicts = []Conflict{{"80/tcp", "in use", port.InUseByRelay}, {"81/tcp", "in use", port.InUseByRelay}}

@@ -8,6 +8,3 @@ import "github.com/cilium/ebpf"
 
 // LoadSockKprobes returns the kprobe programs for sockets.
 func LoadSockKprobes() (*ebpf.CollectionSpec, error) { return LoadSockKprobe() }
-
-// LoadNftKprobes returns the kprobe programs for nftables.
-func LoadNftKprobes() (*ebpf.CollectionSpec, error) { return LoadNftKprobe() }

@@ -16,9 +16,6 @@ import (
 // this architecture.
 func LoadSockKprobes() (*ebpf.CollectionSpec, error) { return noKprobes() }
 
-// LoadNftKprobes fails, as LoadSockKprobes does.
-func LoadNftKprobes() (*ebpf.CollectionSpec, error) { return noKprobes() }
-
 func noKprobes() (*ebpf.CollectionSpec, error) {
 	return nil, fmt.Errorf("kprobe programs on %s: %w", runtime.GOARCH, errors.ErrUnsupported)
 }

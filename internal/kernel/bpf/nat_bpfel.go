@@ -16,7 +16,6 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	NatMapModules       = "modules"
 	NatMapReplacements  = "replacements"
 	NatMapReplacing     = "replacing"
 	NatProgLegacyEnter  = "legacy_enter"
@@ -24,7 +23,6 @@ const (
 	NatProgLegacyFexit  = "legacy_fexit"
 	NatProgLegacyKprobe = "legacy_kprobe"
 	NatProgLegacyOption = "legacy_option"
-	NatProgModuleLoad   = "module_load"
 	NatVarObservedNetns = "observed_netns"
 )
 
@@ -75,14 +73,12 @@ type NatProgramSpecs struct {
 	LegacyFexit  *ebpf.ProgramSpec `ebpf:"legacy_fexit"`
 	LegacyKprobe *ebpf.ProgramSpec `ebpf:"legacy_kprobe"`
 	LegacyOption *ebpf.ProgramSpec `ebpf:"legacy_option"`
-	ModuleLoad   *ebpf.ProgramSpec `ebpf:"module_load"`
 }
 
 // NatMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type NatMapSpecs struct {
-	Modules      *ebpf.MapSpec `ebpf:"modules"`
 	Replacements *ebpf.MapSpec `ebpf:"replacements"`
 	Replacing    *ebpf.MapSpec `ebpf:"replacing"`
 }
@@ -114,14 +110,12 @@ func (o *NatObjects) Close() error {
 //
 // It can be passed to LoadNatObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NatMaps struct {
-	Modules      *ebpf.Map `ebpf:"modules"`
 	Replacements *ebpf.Map `ebpf:"replacements"`
 	Replacing    *ebpf.Map `ebpf:"replacing"`
 }
 
 func (m *NatMaps) Close() error {
 	return _NatClose(
-		m.Modules,
 		m.Replacements,
 		m.Replacing,
 	)
@@ -143,7 +137,6 @@ type NatPrograms struct {
 	LegacyFexit  *ebpf.Program `ebpf:"legacy_fexit"`
 	LegacyKprobe *ebpf.Program `ebpf:"legacy_kprobe"`
 	LegacyOption *ebpf.Program `ebpf:"legacy_option"`
-	ModuleLoad   *ebpf.Program `ebpf:"module_load"`
 }
 
 func (p *NatPrograms) Close() error {
@@ -153,7 +146,6 @@ func (p *NatPrograms) Close() error {
 		p.LegacyFexit,
 		p.LegacyKprobe,
 		p.LegacyOption,
-		p.ModuleLoad,
 	)
 }
 

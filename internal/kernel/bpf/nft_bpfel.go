@@ -13,78 +13,27 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type NftChange uint32
-
-const (
-	NftChangeCHANGE_TABLE   NftChange = 1
-	NftChangeCHANGE_CHAIN   NftChange = 2
-	NftChangeCHANGE_RULE    NftChange = 3
-	NftChangeCHANGE_ELEMENT NftChange = 4
-	NftChangeCHANGE_END     NftChange = 5
-	NftChangeCHANGE_MANY    NftChange = 6
-	NftChangeCHANGE_STRAY   NftChange = 7
-)
-
-type NftChangeEvent struct {
-	_           structs.HostLayout
-	Handle      uint64
-	Previous    uint64
-	Table       uint64
-	Generation  uint32
-	Since       uint32
-	Lost        uint32
-	Flags       uint32
-	Verdict     uint32
-	Total       uint16
-	Offset      uint16
-	Kind        uint8
-	Family      uint8
-	Deleted     uint8
-	KeyLength   uint8
-	EndLength   uint8
-	ValueLength uint8
-	IsVerdict   uint8
-	Padding     uint8
-	Bytes       [200]uint8
-}
-
-type NftCommit struct {
+type NftFilterState struct {
 	_          structs.HostLayout
-	Thread     uint64
-	Table      uint64
-	Matters    uint32
-	Sent       uint32
-	Lost       uint32
 	Generation uint32
-	Reported   uint32
-	Others     uint32
-	Records    uint32
-	Padding    uint32
+	Passes     uint32
 }
 
-type NftScratch struct {
-	_     structs.HostLayout
-	Event NftChangeEvent
-	Bytes [2048]uint8
+type NftFollowedTable struct {
+	_      structs.HostLayout
+	Family uint8
+	Name   [63]uint8
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	NftMapCommits       = "commits"
-	NftMapScratches     = "scratches"
-	NftMapStates        = "states"
-	NftMapTables        = "tables"
-	NftProgNftBegins    = "nft_begins"
-	NftProgNftChain     = "nft_chain"
-	NftProgNftElement   = "nft_element"
-	NftProgNftEnds      = "nft_ends"
-	NftProgNftRule      = "nft_rule"
-	NftProgNftTable     = "nft_table"
-	NftVarObservedNetns = "observed_netns"
-	NftVarUnusedChange  = "unused_change"
-	NftVarUnusedEvent   = "unused_event"
+	NftMapFilterStates = "filter_states"
+	NftMapFollowed     = "followed"
+	NftProgNftFilter   = "nft_filter"
+	NftVarUnusedState  = "unused_state"
+	NftVarUnusedTable  = "unused_table"
 )
 
 // LoadNft returns the embedded CollectionSpec for Nft.
@@ -129,31 +78,23 @@ type NftSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type NftProgramSpecs struct {
-	NftBegins  *ebpf.ProgramSpec `ebpf:"nft_begins"`
-	NftChain   *ebpf.ProgramSpec `ebpf:"nft_chain"`
-	NftElement *ebpf.ProgramSpec `ebpf:"nft_element"`
-	NftEnds    *ebpf.ProgramSpec `ebpf:"nft_ends"`
-	NftRule    *ebpf.ProgramSpec `ebpf:"nft_rule"`
-	NftTable   *ebpf.ProgramSpec `ebpf:"nft_table"`
+	NftFilter *ebpf.ProgramSpec `ebpf:"nft_filter"`
 }
 
 // NftMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type NftMapSpecs struct {
-	Commits   *ebpf.MapSpec `ebpf:"commits"`
-	Scratches *ebpf.MapSpec `ebpf:"scratches"`
-	States    *ebpf.MapSpec `ebpf:"states"`
-	Tables    *ebpf.MapSpec `ebpf:"tables"`
+	FilterStates *ebpf.MapSpec `ebpf:"filter_states"`
+	Followed     *ebpf.MapSpec `ebpf:"followed"`
 }
 
 // NftVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type NftVariableSpecs struct {
-	ObservedNetns *ebpf.VariableSpec `ebpf:"observed_netns"`
-	UnusedChange  *ebpf.VariableSpec `ebpf:"unused_change"`
-	UnusedEvent   *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedState *ebpf.VariableSpec `ebpf:"unused_state"`
+	UnusedTable *ebpf.VariableSpec `ebpf:"unused_table"`
 }
 
 // NftObjects contains all objects after they have been loaded into the kernel.
@@ -176,18 +117,14 @@ func (o *NftObjects) Close() error {
 //
 // It can be passed to LoadNftObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NftMaps struct {
-	Commits   *ebpf.Map `ebpf:"commits"`
-	Scratches *ebpf.Map `ebpf:"scratches"`
-	States    *ebpf.Map `ebpf:"states"`
-	Tables    *ebpf.Map `ebpf:"tables"`
+	FilterStates *ebpf.Map `ebpf:"filter_states"`
+	Followed     *ebpf.Map `ebpf:"followed"`
 }
 
 func (m *NftMaps) Close() error {
 	return _NftClose(
-		m.Commits,
-		m.Scratches,
-		m.States,
-		m.Tables,
+		m.FilterStates,
+		m.Followed,
 	)
 }
 
@@ -195,31 +132,20 @@ func (m *NftMaps) Close() error {
 //
 // It can be passed to LoadNftObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NftVariables struct {
-	ObservedNetns *ebpf.Variable `ebpf:"observed_netns"`
-	UnusedChange  *ebpf.Variable `ebpf:"unused_change"`
-	UnusedEvent   *ebpf.Variable `ebpf:"unused_event"`
+	UnusedState *ebpf.Variable `ebpf:"unused_state"`
+	UnusedTable *ebpf.Variable `ebpf:"unused_table"`
 }
 
 // NftPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadNftObjects or ebpf.CollectionSpec.LoadAndAssign.
 type NftPrograms struct {
-	NftBegins  *ebpf.Program `ebpf:"nft_begins"`
-	NftChain   *ebpf.Program `ebpf:"nft_chain"`
-	NftElement *ebpf.Program `ebpf:"nft_element"`
-	NftEnds    *ebpf.Program `ebpf:"nft_ends"`
-	NftRule    *ebpf.Program `ebpf:"nft_rule"`
-	NftTable   *ebpf.Program `ebpf:"nft_table"`
+	NftFilter *ebpf.Program `ebpf:"nft_filter"`
 }
 
 func (p *NftPrograms) Close() error {
 	return _NftClose(
-		p.NftBegins,
-		p.NftChain,
-		p.NftElement,
-		p.NftEnds,
-		p.NftRule,
-		p.NftTable,
+		p.NftFilter,
 	)
 }
 

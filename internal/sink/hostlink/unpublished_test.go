@@ -157,7 +157,7 @@ func TestUnpublishedIsAccepted(t *testing.T) {
 	}
 }
 
-// Without the table nothing is reported, neither ports nor NAT rules.
+// Without the table nothing is reported, neither ports nor NAT rules: a host is sent publications.
 func TestNothingUnpublishedIsSentUnasked(t *testing.T) {
 	g := newGuestPorts()
 	g.rules = []wire.Unread{wire.NewUnread("ip nat pre", "meta mark 7", "meta mark")}
@@ -165,16 +165,10 @@ func TestNothingUnpublishedIsSentUnasked(t *testing.T) {
 		g.options(o)
 		o.Unpublished = nil
 	}
-	wantNothingUnpublished(t, g, options, func(s link.Session) link.Session { return s })
-}
-
-// wantNothingUnpublished expects that a host is sent publications and nothing else.
-func wantNothingUnpublished(t *testing.T, g *guestPorts, options func(*Options), wrap func(link.Session) link.Session) {
-	t.Helper()
 	g.deny("denied", key(80))
 	r := newRig(t, options)
 	r.put(pub(key(81), "published"))
-	p := r.connectAs("h", wrap)
+	p := r.connect("h")
 	in := bufio.NewReader(p.in)
 	out := during(func() port.Outcomes { return r.mustSync() }, func() {
 		c, err := wire.ReadControl(in)

@@ -176,12 +176,6 @@ type peer struct {
 // connect gives the sink a session, and returns its other end once the sink has it.
 func (r *rig) connect(name string) *peer {
 	r.t.Helper()
-	return r.connectAs(name, func(s link.Session) link.Session { return s })
-}
-
-// connectAs is connect with a session that the sink has instead.
-func (r *rig) connectAs(name string, as func(link.Session) link.Session) *peer {
-	r.t.Helper()
 	tok, err := link.NewToken(strings.Repeat("t", 32))
 	if err != nil {
 		r.t.Fatal(err)
@@ -209,7 +203,7 @@ func (r *rig) connectAs(name string, as func(link.Session) link.Session) *peer {
 	}
 	r.t.Cleanup(func() { _ = host.Close() })
 	before := r.sink.Stats().Sessions
-	r.feed <- as(agent.s)
+	r.feed <- agent.s
 	for r.sink.Stats().Sessions == before {
 		time.Sleep(time.Millisecond)
 	}

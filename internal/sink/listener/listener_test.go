@@ -415,10 +415,22 @@ func TestPortInUseIsRetried(t *testing.T) {
 		}
 		g.net.fail("127.0.0.1:80", syscall.EACCES)
 		g.wait(time.Minute)
-		g.wantOutcome("no privilege", p, "failed 127.0.0.1:80 listen on 127.0.0.1:80: permission denied: grant CAP_NET_BIND_SERVICE, or run `fairlead forward add 80/tcp --to 8080`")
+		g.wantOutcome("no privilege", p, "failed 127.0.0.1:80 listen on 127.0.0.1:80: permission denied: grant CAP_NET_BIND_SERVICE, or run `fairlead forward add 80/tcp --to 8080` (before that, if it is a forward already, `fairlead forward rm 80/tcp`)")
 		g.net.fail("127.0.0.1:80", nil)
 		g.wait(time.Minute)
 		g.wantOutcome("free", p, "active 127.0.0.1:80")
+	})
+}
+
+// What is asked for by name is moved by its name: a rule about its number comes after.
+func TestPortByNameIsMovedByName(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		p := nat("0.0.0.0:80", "10.0.0.1:80")
+		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: "web:80/tcp"}})
+		g.net.fail("127.0.0.1:80", syscall.EACCES)
+		g.put(p)
+		g.wait(time.Minute)
+		g.wantOutcome("no privilege", p, "failed 127.0.0.1:80 listen on 127.0.0.1:80: permission denied: grant CAP_NET_BIND_SERVICE, or run `fairlead forward add web:80/tcp --to 8080`")
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -165,9 +166,12 @@ func (s *Sink) open(h *placeholder, now time.Time) {
 		s.retryIn(h, now, conflictMax)
 		s.report(h, port.Conflict, h.at, port.Because(port.InUseSocket, h.at.String()))
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		demand, pub := "", &h.winner.pub
+		if i := slices.IndexFunc(pub.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand }); i >= 0 {
+			demand = pub.Origins[i].ID
+		}
 		s.retryIn(h, now, failureMax)
-		s.report(h, port.Failed, h.at, port.Because(port.NeedsPrivilege, h.at.String(),
-			forwards.Elsewhere(h.winner.pub.Slot(), "", h.at.Port())))
+		s.report(h, port.Failed, h.at, port.Because(port.NeedsPrivilege, h.at.String(), forwards.Elsewhere(pub.Slot(), demand, "", h.at.Port())))
 	default:
 		s.retryIn(h, now, failureMax)
 		s.report(h, port.Failed, h.at, port.Because(port.SystemFailed, err.Error()))

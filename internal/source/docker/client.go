@@ -401,13 +401,15 @@ func (c *conn) libpod(ctx context.Context, path string, v any) error {
 			return err
 		}
 		defer func() { _ = resp.Body.Close() }()
-		switch resp.StatusCode {
-		case http.StatusOK:
+		if resp.StatusCode == http.StatusOK {
 			return nil
-		case http.StatusNotFound:
-			return cerrdefs.ErrNotFound
 		}
 		text, _ := io.ReadAll(resp.Body)
+		// A proxy that knows Docker's API alone finds nothing at this path, whatever is there.
+		var podmans struct{ Response int }
+		if json.Unmarshal(text, &podmans) == nil && podmans.Response == http.StatusNotFound {
+			return cerrdefs.ErrNotFound
+		}
 		return fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(text))
 	})
 	if err != nil {

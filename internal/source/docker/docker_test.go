@@ -470,6 +470,17 @@ func TestPodmanIsBelievedOfInspectionsOnly(t *testing.T) {
 	e.set(func() { e.inspect = broken })
 	enginetest.WantWarning(t, f, "locked")
 	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	// Before it is a proxy that knows Docker's API alone.
+	e.set(func() { e.inspect = func(string) (int, string) { return 404, `{"message":"page not found"}` } })
+	enginetest.WantWarning(t, f, "page not found")
+	enginetest.WantKeys(t, f, "tcp 0.0.0.0:8080", "tcp [::]:8080")
+	e.set(func() {
+		e.inspect = func(string) (int, string) {
+			return 404, `{"cause":"no such container","message":"no container with that ID","response":404}`
+		}
+	})
+	e.send(event("start", cid(1)))
+	enginetest.WantKeys(t, f)
 }
 
 // An engine's health checks are no reason to look at a container.

@@ -12,22 +12,29 @@ import (
 	bpfkernel "github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/nat/hook"
+	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
 // Hooked is a Source with the BPF hooks that report what nftables does not notify of,
-// as far as the kernel supports them. Without a hook, legacy tables are polled.
+// and with a filter of what it notifies of, as far as the kernel supports them. Without a
+// hook, legacy tables are polled; without the filter, all notifications are read.
 type Hooked struct {
 	*Source
 	legacy  *hook.Legacy
-	modules *hook.Modules
 	methods atomic.Pointer[[]bpfkernel.Method] // nil until hooks were tried
 }
 
-// Capability is what the hooks of a Hooked observe, as kernel.Method names it.
-const Capability = "legacy-tables"
+// What the BPF programs of a Hooked do, as kernel.Method names it.
+const (
+	Capability       = "legacy-tables"
+	CapabilityFilter = "nft-filter"
+)
 
-// MethodPoll reads legacy tables from time to time.
-const MethodPoll = "poll"
+const (
+	// MethodPoll reads legacy tables from time to time.
+	MethodPoll = "poll"
+	methodNone = "none"
+)
 
 // NewHooked returns a source that attaches its hooks when it runs, in the network
 // namespace of the process. It is the Waker of its options.
@@ -53,19 +60,22 @@ func (h *Hooked) Run(ctx context.Context, feed registry.Feed) error {
 		h.legacy = legacy
 		g.Go(func() error { return legacy.Run(ctx) })
 	}
-	if modules, err := hook.OpenModules(types); err != nil {
-		h.log.Debug("cannot observe kernel module loads", "reason", bpfkernel.Brief(err))
+	filter := bpfkernel.Method{Capability: CapabilityFilter, Name: bpfkernel.MethodSocket}
+	if f, err := watch.LoadFilter(types); err != nil {
+		h.log.Info("reading all notifications of nftables", "reason", bpfkernel.Brief(err))
+		filter.Name, filter.Err = methodNone, err
+		filter.Lost = "nothing, but changes of tables without NAT cost CPU time"
 	} else {
-		h.modules = modules
-		g.Go(func() error { return modules.Run(ctx) })
+		defer func() { _ = f.Close() }()
+		h.opt.Filter = f
 	}
-	h.methods.Store(&[]bpfkernel.Method{method})
+	h.methods.Store(&[]bpfkernel.Method{method, filter})
 	h.opt.Attached.Notify()
 	g.Go(func() error { return h.Source.Run(ctx, feed) })
 	return g.Wait()
 }
 
-// Hooks returns how legacy tables are observed; none before hooks were tried.
+// Hooks returns the methods of the BPF programs; none before they were tried.
 func (h *Hooked) Hooks() []bpfkernel.Method {
 	if m := h.methods.Load(); m != nil {
 		return *m
@@ -79,14 +89,6 @@ func (h *Hooked) LegacyChanged() <-chan struct{} {
 		return nil
 	}
 	return h.legacy.LegacyChanged()
-}
-
-// ModuleLoaded implements Waker.
-func (h *Hooked) ModuleLoaded() <-chan struct{} {
-	if h.modules == nil {
-		return nil
-	}
-	return h.modules.Loaded()
 }
 
 // Method implements Waker.

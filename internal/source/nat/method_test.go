@@ -3,7 +3,6 @@
 package nat
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,24 +12,17 @@ import (
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
-// hooksFirst is an order in which better methods are tried later.
-var hooksFirst = []string{MethodFentry, MethodKprobe, MethodNetlink, MethodGeneration}
-
 func TestFirstWorkingMethodIsUsed(t *testing.T) {
 	for _, tt := range []struct {
 		allowed []string
-		broken  map[string]bool
+		broken  bool
 		want    string
 		err     bool
 	}{
 		{allowed: Methods(), want: "nfnetlink"},
-		{allowed: Methods(), broken: map[string]bool{MethodNetlink: true}, want: "fentry"},
-		{allowed: hooksFirst, want: "fentry"},
-		{allowed: hooksFirst, broken: map[string]bool{MethodFentry: true}, want: "kprobe"},
-		{allowed: hooksFirst, broken: map[string]bool{MethodFentry: true, MethodKprobe: true}, want: "nfnetlink"},
-		{allowed: Methods(), broken: map[string]bool{MethodFentry: true, MethodKprobe: true, MethodNetlink: true}, want: "generation poll 1s"},
-		{allowed: []string{MethodNetlink}, want: "nfnetlink"},
-		{allowed: []string{MethodKprobe}, broken: map[string]bool{MethodKprobe: true}, err: true},
+		{allowed: Methods(), broken: true, want: "generation poll 1s"},
+		{allowed: []string{MethodGeneration}, want: "generation poll 1s"},
+		{allowed: []string{MethodNetlink}, broken: true, err: true},
 	} {
 		f := newFake(oneTable(80))
 		f.broken = tt.broken
@@ -42,26 +34,6 @@ func TestFirstWorkingMethodIsUsed(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Attaching hooks takes time, so the first set is published before.
-func TestFirstSetDoesNotWaitForHooks(t *testing.T) {
-	f := newFake(oneTable(80))
-	f.attach = 3 * time.Second
-	run(t, Options{Methods: hooksFirst}, f, func(s *Source, r *recorder) {
-		time.Sleep(time.Second)
-		expectPorts(t, r, 80)
-		// What is committed while they are attached is read after that.
-		f.set(oneTable(80, 81), 2, nil)
-		time.Sleep(5 * time.Second)
-		expectPorts(t, r, 80, 81)
-		if got := r.methodNow(); !strings.HasPrefix(got, MethodFentry) {
-			t.Errorf("method %q", got)
-		}
-		if st := s.Status(); st.Lost != 0 || st.Dumps != 2 || st.Method != MethodFentry {
-			t.Errorf("lost %d, dumps %d, method %q", st.Lost, st.Dumps, st.Method)
-		}
-	})
 }
 
 // If nothing reports commits, the generation is polled.
@@ -80,123 +52,76 @@ func TestGenerationPoll(t *testing.T) {
 	})
 }
 
-// Hooks in a module can be attached to when it is loaded, at which time it is
-// not yet ready. What was committed meanwhile is in the dump that follows.
-func TestBetterMethodAfterModuleLoad(t *testing.T) {
-	f := newFake(oneTable(80))
-	f.broken = map[string]bool{MethodFentry: true, MethodKprobe: true}
-	w := &wakes{}
-	run(t, Options{Wake: w, Methods: hooksFirst}, f, func(s *Source, r *recorder) {
-		expectPorts(t, r, 80)
-		w.modules <- struct{}{} // another module
+// A kernel that lacks the modules at the start may get them. What was committed meanwhile
+// is in the dump that follows.
+func TestNotificationsAreUsedWhenThereAreSome(t *testing.T) {
+	f := newFake(&ruleset.Snapshot{})
+	f.broken, f.dumpErr = true, watch.ErrAbsent
+	run(t, Options{Methods: Methods()}, f, func(s *Source, r *recorder) {
 		time.Sleep(time.Minute)
-		if got := r.methodNow(); !strings.HasPrefix(got, MethodNetlink) {
+		if got := r.methodNow(); !strings.HasPrefix(got, "generation poll") {
 			t.Fatalf("method %q", got)
 		}
+		f.set(oneTable(80), 5, nil)
 		f.mu.Lock()
-		f.watched = nil
+		f.broken = false
 		f.mu.Unlock()
-		w.modules <- struct{}{}
-		synctest.Wait()
-		time.Sleep(50 * time.Millisecond)
-		f.set(oneTable(80, 81), 5, nil)
-		f.mu.Lock()
-		f.hooks, f.broken[MethodKprobe] = true, false
-		f.mu.Unlock()
-		time.Sleep(time.Second)
+		time.Sleep(2 * absentPoll)
+		expectPorts(t, r, 80)
+		if got := r.methodNow(); !strings.HasPrefix(got, MethodNetlink) || s.Status().Method != MethodNetlink {
+			t.Errorf("method %q, %q", got, s.Status().Method)
+		}
+		f.events <- commitOf(6, newRule(1, 81))
 		expectPorts(t, r, 80, 81)
-		if got := r.methodNow(); !strings.HasPrefix(got, MethodKprobe) {
-			t.Errorf("method %q", got)
-		}
-		f.events <- commitOf(6, newRule(1, 82))
-		expectPorts(t, r, 80, 81, 82)
-		if f.resolves == 0 {
-			t.Error("messages of a hook were not completed")
-		}
-		// A module that is loaded later changes nothing.
-		w.modules <- struct{}{}
-		time.Sleep(time.Minute)
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if want := []string{MethodFentry, MethodKprobe}; !slices.Equal(f.watched, want) {
-			t.Errorf("tried %q, want %q", f.watched, want)
-		}
-		if st := s.Status(); st.Lost != 0 {
-			t.Errorf("lost %d", st.Lost)
-		}
 	})
 }
 
-// A commit that is too large to be reported is dumped, and is no loss.
-func TestLargeCommitIsDumped(t *testing.T) {
+// Commits that a filter leaves out are no gap. A table that gets a nat chain is read, as
+// its rules may have been left out.
+func TestFilteredCommits(t *testing.T) {
 	f := newFake(oneTable(80))
+	f.filtered = true
 	run(t, Options{}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80)
-		f.set(oneTable(80, 81), 9, nil)
-		f.events <- batch{err: watch.ErrMany}
+		f.events <- commitOf(6, newRule(1, 81))
+		f.events <- commitOf(900, newRule(2, 82))
+		expectPorts(t, r, 80, 81, 82)
+		other := ruleset.TableID{Family: ruleset.FamilyIP, Name: "other"}
+		table := &ruleset.Message{Type: ruleset.MsgNewTable, Table: other, Handle: 9}
+		f.events <- commitOf(901, table, &ruleset.Message{Type: ruleset.MsgDelRule, Table: other, Chain: "left out", Handle: 3})
+		f.events <- commitOf(905, newRule(3, 83))
+		expectPorts(t, r, 80, 81, 82, 83)
+		if st := s.Status(); st.Dumps != 1 {
+			t.Errorf("dumps %d", st.Dumps)
+		}
+		f.set(oneTable(80, 90), 907, nil)
+		table.Table.Name = "new"
+		f.events <- commitOf(906, table, &ruleset.Message{
+			Type: ruleset.MsgNewChain, Table: table.Table, Chain: "pre", Handle: 1, Hook: &ruleset.Hook{Type: "nat"},
+		})
 		time.Sleep(time.Second)
-		expectPorts(t, r, 80, 81)
+		expectPorts(t, r, 80, 90)
 		if st := s.Status(); st.Lost != 0 || st.Dumps != 2 {
 			t.Errorf("lost %d, dumps %d", st.Lost, st.Dumps)
 		}
 	})
 }
 
-// sparseCommit is a commit of a hook, which reported that of generation since before it.
-func sparseCommit(gen, since uint32, msgs ...*ruleset.Message) batch {
-	b := commitOf(gen, msgs...)
-	end := b.msgs[len(b.msgs)-1]
-	end.Sparse, end.Since = true, since
-	return b
-}
-
-// Commits that a hook does not report leave no gap; a commit that it reported and that
-// did not arrive does.
-func TestSparseCommits(t *testing.T) {
+// An audit compares a dump of a later generation if no commit since the model's has
+// passed the filter, and waits if one has.
+func TestAuditAfterFilteredCommits(t *testing.T) {
 	f := newFake(oneTable(80))
-	run(t, Options{}, f, func(s *Source, r *recorder) {
-		expectPorts(t, r, 80)
-		f.events <- sparseCommit(5, 0, newRule(1, 81)) // the first since the hooks were attached
-		expectPorts(t, r, 80, 81)
-		f.events <- sparseCommit(6, 5, newRule(2, 82))
-		f.events <- sparseCommit(900, 6, newRule(3, 83))
-		expectPorts(t, r, 80, 81, 82, 83)
-		if st := s.Status(); st.Lost != 0 || st.Dumps != 1 {
-			t.Fatalf("lost %d, dumps %d", st.Lost, st.Dumps)
-		}
-		f.set(oneTable(80, 85), 905, nil)
-		f.events <- sparseCommit(905, 903, newRule(4, 86))
-		time.Sleep(time.Second)
-		expectPorts(t, r, 80, 85)
-		f.events <- sparseCommit(910, 903, newRule(5, 86)) // the dump has what was reported as 903
-		expectPorts(t, r, 80, 85, 86)
-		if st := s.Status(); st.Lost != 1 || st.Dumps != 2 {
-			t.Errorf("lost %d, dumps %d", st.Lost, st.Dumps)
-		}
-	})
-}
-
-// An audit compares a dump of a later generation if no commit since the model's was
-// reported, and waits if one was. So it does while a commit that it read has not ended:
-// whether that is reported is not known yet.
-func TestAuditAfterSparseCommits(t *testing.T) {
-	f := newFake(oneTable(80))
-	f.sparse, f.ended = true, 7
+	f.filtered = true
 	run(t, Options{Audit: 10 * time.Second}, f, func(s *Source, r *recorder) {
 		expectPorts(t, r, 80)
 		f.set(oneTable(80, 90), 7, nil)
 		f.mu.Lock()
-		f.reported = 6
+		f.passed = 6
 		f.mu.Unlock()
 		time.Sleep(30 * time.Second)
 		expectPorts(t, r, 80)
 		f.mu.Lock()
-		f.reported, f.ended = 1, 6
-		f.mu.Unlock()
-		time.Sleep(30 * time.Second)
-		expectPorts(t, r, 80)
-		f.mu.Lock()
-		f.ended = 7
+		f.passed = 1
 		f.mu.Unlock()
 		time.Sleep(11 * time.Second)
 		expectPorts(t, r, 80, 90)

@@ -14,11 +14,9 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 
-	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/source/nat/compile"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
-	"github.com/fairlead/fairlead/test/kit/kernels"
 	"github.com/fairlead/fairlead/test/kit/netns"
 	"github.com/fairlead/fairlead/test/kit/rounds"
 )
@@ -87,19 +85,19 @@ func (b *batches) one(t *testing.T) bool {
 }
 
 // After random batches, which delete rules and put others next to them, the model is
-// what the kernel has. FAIRLEAD_ORDER_BATCHES sets how many there are for each method.
+// what the kernel has. FAIRLEAD_ORDER_BATCHES sets how many there are, with the filter and
+// without.
 func TestOrderOfRandomBatches(t *testing.T) {
 	n := rounds.Of(t, "FAIRLEAD_ORDER_BATCHES", 300)
-	methods := []string{MethodNetlink}
-	if kernels.Must(kernel.MethodFentry) {
-		methods = append(methods, MethodFentry)
-	}
-	if kernels.Must(kernel.MethodKprobe) {
-		methods = append(methods, MethodKprobe)
-	}
-	for _, method := range methods {
-		t.Run(method, func(t *testing.T) { orderOfRandomBatches(t, method, n) })
-	}
+	t.Run("filtered", func(t *testing.T) {
+		filter, err := watch.LoadFilter(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = filter.Close() }()
+		orderOfRandomBatches(t, filter, n)
+	})
+	t.Run("all", func(t *testing.T) { orderOfRandomBatches(t, nil, n) })
 }
 
 // counted counts the readings of chains.
@@ -113,7 +111,7 @@ func (c *counted) Rules(id ruleset.ChainID) ([]ruleset.Rule, error) {
 	return c.Kernel.Rules(id)
 }
 
-func orderOfRandomBatches(t *testing.T, method string, n int) {
+func orderOfRandomBatches(t *testing.T, filter watch.Filter, n int) {
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +122,7 @@ func orderOfRandomBatches(t *testing.T, method string, n int) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.CloseLasting() }()
-	k, err := watch.Open(slog.New(slog.DiscardHandler), fmt.Sprintf("/proc/self/fd/%d", ns.FD()), nil, 8<<20)
+	k, err := watch.Open(slog.New(slog.DiscardHandler), fmt.Sprintf("/proc/self/fd/%d", ns.FD()), filter, 8<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,23 +139,20 @@ func orderOfRandomBatches(t *testing.T, method string, n int) {
 	if err := conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(Options{Methods: []string{method}})
+	s, err := New(Options{Methods: []string{MethodNetlink}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	sys := &counted{Kernel: k}
 	x := newSession(s, &recorder{}, compile.New(4096), sys)
 	defer x.in.close()
-	if err := x.in.use([]string{method}); x.in.method == "" {
+	if err := x.watch(); err != nil {
 		t.Fatal(err)
 	}
 	x.readDump(t.Context())
-	taken, atOnce := 0, 1
-	if method == MethodNetlink {
-		atOnce = 2 // a hook's commit has to be dumped if the next one deletes what it made
-	}
+	taken := 0
 	for taken < n {
-		for range 1 + b.r.IntN(atOnce) {
+		for range 1 + b.r.IntN(2) {
 			if b.one(t) {
 				taken++
 			}

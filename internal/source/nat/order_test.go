@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
-	"github.com/fairlead/fairlead/internal/source/nat/watch"
 	"github.com/fairlead/fairlead/test/kit/natrules"
 )
 
@@ -130,12 +129,12 @@ func TestOpenOrderIsReadWithinItsBudget(t *testing.T) {
 func TestOpenOrderIsNotGuessedBeforeWaitingCommits(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		f := newFake(oneTable(80, 81))
-		f.applying = 100 * time.Millisecond // so that the next commit has to wait
-		run(t, Options{}, f, func(_ *Source, r *recorder) {
+		runSession(t, f, func(x *session, r *recorder) {
 			expectPorts(t, r, 80, 81)
+			x.load.idle = time.Now().Add(500 * time.Millisecond) // so that the next commit has to wait
 			f.set(withHandles([]uint64{101}, 81), 3, nil)
 			f.events <- commitOf(2, deleted(100), newRule(200, 90))
-			time.Sleep(150 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond)
 			next := commitOf(3, deleted(200))
 			want := []int{81}
 			if !answers {
@@ -232,28 +231,5 @@ func TestHalfAppliedCommitIsNotStated(t *testing.T) {
 		if err := r.isStale(); err != nil {
 			t.Errorf("stale: %v", err)
 		}
-	})
-}
-
-// If no part of a commit was applied, what else changes is stated before the next dump.
-func TestCommitThatIsNotAppliedHidesNothing(t *testing.T) {
-	f := newFake(oneTable(80))
-	f.dumpTime = time.Second // so that the next dump has to wait
-	w := &wakes{}
-	run(t, Options{Wake: w}, f, func(s *Source, r *recorder) {
-		time.Sleep(time.Second)
-		expectPorts(t, r, 80)
-		f.resolve = watch.ErrMoved
-		f.set(oneTable(80, 81), 2, nil)
-		f.events <- commitOf(2, newRule(101, 81))
-		f.v4, f.blob = true, natrules.LegacyTable(false) // a rule for more ports than are published
-		w.c <- struct{}{}
-		time.Sleep(10 * time.Millisecond)
-		if st := s.Status(); st.Dumps != 1 || st.ProblemCount != 1 {
-			t.Errorf("dumps %d, problems %d", st.Dumps, st.ProblemCount)
-		}
-		expectPorts(t, r, 80)
-		time.Sleep(time.Minute)
-		expectPorts(t, r, 80, 81)
 	})
 }

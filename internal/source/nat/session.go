@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/kernel"
@@ -21,12 +20,8 @@ import (
 
 // system is the kernel as a session uses it.
 type system interface {
-	// Watch opens a stream of commits by a method other than MethodGeneration.
-	Watch(method string) (watch.Stream, error)
-	// Hookable reports whether the hooks of nftables can be attached to now.
-	Hookable() bool
-	// Resolve completes messages of hooks, see ruleset.Message.Bare.
-	Resolve(msgs []*ruleset.Message, known watch.Known) ([]*ruleset.Message, error)
+	// Watch opens a stream of commits.
+	Watch() (watch.Stream, error)
 	// Generation returns the number of the last commit.
 	Generation() (uint32, error)
 	// Dump returns the nftables ruleset, or watch.ErrMoved.
@@ -58,7 +53,6 @@ const (
 	readLegacy                  // read the legacy tables
 	checkGeneration             // ask whether there was a commit
 	checkOwned                  // ask whether owned tables exist
-	tryBetter                   // try better methods for commits
 	tasks
 )
 
@@ -88,11 +82,8 @@ type session struct {
 	load   load             // of applying commits
 	retry  schedule.Backoff // after reads that failed
 
-	startLow   bool             // a better method is tried after the first set
-	moduleWait schedule.Backoff // until a loaded module is looked for again
-	moduleLeft int              // how many more times
-	legacyCost time.Duration    // of reading, smoothed
-	absent     bool             // the kernel has no nftables
+	legacyCost time.Duration // of reading, smoothed
+	absent     bool          // the kernel has no nftables
 
 	have   [parts]bool  // read since the start
 	broken [parts]error // why the last reading failed
@@ -105,8 +96,7 @@ type session struct {
 func newSession(s *Source, feed registry.Feed, c *compile.Compiler, sys system) *session {
 	return &session{
 		s: s, sys: sys, feed: feed, c: c, m: compile.NewMirror(c), in: newCommits(sys),
-		retry:      schedule.Backoff{Min: retryMin, Max: retryMax},
-		moduleWait: schedule.Backoff{Min: moduleDelay, Max: time.Minute},
+		retry: schedule.Backoff{Min: retryMin, Max: retryMax},
 	}
 }
 
@@ -127,9 +117,8 @@ func (x *session) run(ctx context.Context) error {
 	if err := x.begin(); err != nil {
 		return err
 	}
-	var modules <-chan struct{}
 	if w := x.s.opt.Wake; w != nil {
-		x.wake, modules = w.LegacyChanged(), w.ModuleLoaded()
+		x.wake = w.LegacyChanged()
 	}
 	x.sayMethod()
 	timer := time.NewTimer(0)
@@ -152,32 +141,15 @@ func (x *session) run(ctx context.Context) error {
 				x.sayMethod()
 			}
 			x.plan(readLegacy)
-		case _, ok := <-modules:
-			if !ok {
-				modules = nil
-			} else if x.in.method != x.s.opt.Methods[0] {
-				x.moduleWait.Reset()
-				x.moduleLeft = moduleTries
-				x.due.Set(tryBetter, time.Now())
-			}
 		case <-timer.C:
 		}
 	}
 }
 
-// begin chooses a method and plans the first readings. To attach hooks takes time,
-// so it begins with what does not, and tries better methods after the first set.
+// begin chooses a method and plans the first readings.
 func (x *session) begin() error {
-	methods := x.s.opt.Methods
-	if i := slices.Index(methods, MethodNetlink); i > 0 {
-		methods, x.startLow = methods[i:], true
-	}
-	err := x.in.use(methods)
-	if x.in.method == "" {
-		return fmt.Errorf("watch nftables: %w", err)
-	}
-	if !x.startLow {
-		x.s.logMethod(x.in.method, err)
+	if err := x.watch(); err != nil {
+		return err
 	}
 	now := time.Now()
 	x.due.Set(audit, now.Add(x.s.opt.Audit))
@@ -185,6 +157,17 @@ func (x *session) begin() error {
 	x.plan(dump)
 	x.plan(readLegacy)
 	x.pollGeneration(now)
+	return nil
+}
+
+// watch chooses a method.
+func (x *session) watch() error {
+	err := x.in.use(x.s.opt.Methods)
+	if x.in.method == "" {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	x.m.Filtered = x.in.filtered()
+	x.s.logMethod(x.in.method, err)
 	return nil
 }
 
@@ -211,30 +194,6 @@ func (x *session) sayMethod() {
 	x.feed.Method(nftables + ", " + legacy)
 }
 
-// tryBetter tries better methods: once after the first set, and when hooks can be
-// attached to that could not be before.
-func (x *session) tryBetter(now time.Time) {
-	switch {
-	case x.startLow:
-		x.startLow = false
-	case x.in.hookable:
-		return // no module was missing
-	case !x.sys.Hookable():
-		// A module is reported before it is ready.
-		if x.moduleLeft--; x.moduleLeft > 0 {
-			x.due.Set(tryBetter, now.Add(x.moduleWait.Next()))
-		}
-		return
-	}
-	better, err := x.in.improve(x.s.opt.Methods)
-	x.s.logMethod(x.in.method, err)
-	if better {
-		x.plan(dump)
-		x.pollGeneration(now)
-		x.sayMethod()
-	}
-}
-
 // takeAll takes a batch and what else was received by now, to apply it together.
 func (x *session) takeAll(b batch) error {
 	for {
@@ -251,14 +210,8 @@ func (x *session) takeAll(b batch) error {
 
 // take takes what a stream received.
 func (x *session) take(b batch) error {
-	if b.from != x.in.current { // it was replaced
-		return nil
-	}
 	switch {
 	case b.err == nil:
-	case errors.Is(b.err, watch.ErrMany):
-		x.dumpInstead()
-		return nil
 	case errors.Is(b.err, watch.ErrLost):
 		x.lost(b.err)
 		return nil
@@ -348,9 +301,6 @@ func (x *session) state(ch port.Change) {
 		x.retry.Reset()
 		x.updateStatus()
 		x.feed.Replace(x.c.Bindings())
-		if x.startLow {
-			x.due.Set(tryBetter, time.Now())
-		}
 	default:
 		x.publish(ch)
 	}

@@ -45,28 +45,29 @@ type Options struct {
 	Problems schedule.Signal
 	// Types, if not nil, is shared with others that load BPF programs.
 	Types *bpfkernel.Types
+	// Filter, if not nil, leaves out notifications that do not concern NAT. No other source
+	// has it.
+	Filter watch.Filter
 	// Attached, if not nil, is notified after hooks were attached, or could not be.
 	Attached schedule.Signal
-	// Methods limits the methods that are tried for nftables, by name, to force a
-	// place in the chain; the last of those named must work. Empty means all.
+	// Methods limits the methods that are tried for nftables, by name; the last of those
+	// named must work. Empty means all.
 	Methods []string
 }
 
 // Methods for nftables, best first; see [watch].
 const (
 	MethodNetlink    = watch.MethodNetlink
-	MethodFentry     = watch.MethodFentry
-	MethodKprobe     = watch.MethodKprobe
 	MethodGeneration = watch.MethodGeneration
 )
 
 // Methods returns the methods for nftables, best first.
 func Methods() []string {
-	return []string{MethodNetlink, MethodFentry, MethodKprobe, MethodGeneration}
+	return []string{MethodNetlink, MethodGeneration}
 }
 
-// Waker reports what nftables does not notify of. Its channels are asked for when
-// the source runs; nil means that it cannot report.
+// Waker reports what nftables does not notify of. Its channel is asked for when the
+// source runs; nil means that it cannot report.
 type Waker interface {
 	// LegacyChanged receives after a legacy nat table of the watched namespace
 	// may have been replaced. It is closed when that can no longer be
@@ -75,9 +76,6 @@ type Waker interface {
 	// Method names the mechanism of LegacyChanged, if that is not nil: "fentry",
 	// "kprobe", "tracepoint".
 	Method() string
-	// ModuleLoaded receives after a kernel module was loaded, which may be the
-	// one that a better method needs. It may be closed.
-	ModuleLoaded() <-chan struct{}
 }
 
 func (o Options) withDefaults() Options {

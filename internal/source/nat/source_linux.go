@@ -18,7 +18,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 
 // open opens the kernel for a session; the function that it returns closes it.
 func (s *Source) open() (system, func(), error) {
-	k, err := watch.Open(s.log, s.opt.NetNS, s.opt.Types, s.opt.ReceiveBuffer)
+	k, err := watch.Open(s.log, s.opt.NetNS, s.opt.Filter, s.opt.ReceiveBuffer)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/source/nat/compile"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
 	"github.com/fairlead/fairlead/test/kit/natrules"
@@ -36,20 +37,13 @@ type fakeSystem struct {
 	dumpTime  time.Duration
 	events    chan batch
 	hosts     schedule.Signal
-	addresses []string        // beside 192.0.2.2
-	hooks     bool            // the hooks can be attached to
-	broken    map[string]bool // methods that do not work
-	watched   []string        // methods that were tried
-	resolves  int
-	resolve   error         // of completing messages
-	applying  time.Duration // what it takes to apply commits
+	addresses []string      // beside 192.0.2.2
+	broken    bool          // there are no notifications
 	orders    int           // readings of one chain
 	ordering  time.Duration // what such a reading takes
 	overtake  bool          // a commit overtakes it
-	attach    time.Duration // what it takes to attach hooks
-	sparse    bool          // commits to other tables are not reported
-	reported  uint32        // generation of the last commit that was
-	ended     uint32        // generation of the last commit that is over
+	filtered  bool          // commits to other tables are left out
+	passed    uint32        // generation of the last commit that was not
 }
 
 func newFake(s *ruleset.Snapshot) *fakeSystem {
@@ -72,37 +66,23 @@ func (s fakeStream) Next() ([]*ruleset.Message, error) {
 	}
 }
 
-func (s fakeStream) Reported() (reported, ended uint32, sparse bool, err error) {
+func (s fakeStream) Filtered() bool { return s.f.filtered }
+
+func (s fakeStream) Passed() (uint32, error) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
-	return s.f.reported, s.f.ended, s.f.sparse, nil
+	return s.f.passed, nil
 }
 
 func (s fakeStream) Close() error { close(s.closed); return nil }
 
-func (f *fakeSystem) Watch(method string) (watch.Stream, error) {
-	if method == MethodFentry || method == MethodKprobe {
-		time.Sleep(f.attach)
-	}
+func (f *fakeSystem) Watch() (watch.Stream, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.watched = append(f.watched, method)
-	if f.broken[method] {
-		return nil, errors.New("no " + method)
+	if f.broken {
+		return nil, errors.New("no notifications")
 	}
 	return fakeStream{f, f.events, make(chan struct{})}, nil
-}
-
-func (f *fakeSystem) Hookable() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.hooks
-}
-
-func (f *fakeSystem) Resolve(msgs []*ruleset.Message, _ watch.Known) ([]*ruleset.Message, error) {
-	time.Sleep(f.applying)
-	f.resolves++
-	return msgs, f.resolve
 }
 
 func (f *fakeSystem) NetworkChanged() <-chan struct{} { return f.hosts }
@@ -284,6 +264,24 @@ func newRule(handle uint64, p uint16) *ruleset.Message {
 // run runs a source over f in a bubble of fake time, and test beside it.
 func run(t *testing.T, opt Options, f *fakeSystem, test func(s *Source, r *recorder)) {
 	t.Helper()
+	bubble(t, opt, f, func(s *Source, r *recorder) (func(context.Context) error, func()) {
+		open := func() (system, func(), error) { return f, func() {}, nil }
+		return func(ctx context.Context) error { return s.runWith(ctx, r, open) }, func() { test(s, r) }
+	})
+}
+
+// runSession is run for one session, at which test may look while it waits.
+func runSession(t *testing.T, f *fakeSystem, test func(x *session, r *recorder)) {
+	t.Helper()
+	bubble(t, Options{}, f, func(s *Source, r *recorder) (func(context.Context) error, func()) {
+		x := newSession(s, r, compile.New(s.opt.MaxPorts), f)
+		return x.run, func() { test(x, r) }
+	})
+}
+
+// bubble makes a source in a bubble of fake time, and runs what begin returns side by side.
+func bubble(t *testing.T, opt Options, f *fakeSystem, begin func(s *Source, r *recorder) (work func(context.Context) error, test func())) {
+	t.Helper()
 	if len(opt.Methods) == 0 {
 		opt.Methods = []string{MethodNetlink}
 	}
@@ -292,18 +290,18 @@ func run(t *testing.T, opt Options, f *fakeSystem, test func(s *Source, r *recor
 		f.events, f.hosts = make(chan batch), schedule.NewSignal()
 		f.hosts.Notify()
 		if w, ok := opt.Wake.(*wakes); ok {
-			w.c, w.modules = make(chan struct{}, 1), make(chan struct{}, 1)
+			w.c = make(chan struct{}, 1)
 		}
 		s, err := New(opt)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := &recorder{}
+		work, test := begin(s, &recorder{})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- s.runWith(ctx, r, func() (system, func(), error) { return f, func() {}, nil }) }()
+		go func() { done <- work(ctx) }()
 		synctest.Wait()
-		test(s, r)
+		test()
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -442,11 +440,10 @@ func TestNoNftables(t *testing.T) {
 }
 
 // wakes is a hook that reports as fast as it is read.
-type wakes struct{ c, modules chan struct{} }
+type wakes struct{ c chan struct{} }
 
 func (w *wakes) LegacyChanged() <-chan struct{} { return w.c }
 func (w *wakes) Method() string                 { return "test" }
-func (w *wakes) ModuleLoaded() <-chan struct{}  { return w.modules }
 
 // A legacy table that is replaced 1,000 times a second is read as often as a
 // tenth of a core allows, and once more after the last time.

@@ -5,7 +5,6 @@ package nat
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
@@ -17,28 +16,23 @@ const maxPending = 200_000
 
 // batch is what a stream received at once.
 type batch struct {
-	from watch.Stream
 	msgs []*ruleset.Message
 	err  error
 }
 
 // streamGoesOn reports whether a stream may be read again after err.
-func streamGoesOn(err error) bool {
-	return err == nil || errors.Is(err, watch.ErrLost) || errors.Is(err, watch.ErrMany)
-}
+func streamGoesOn(err error) bool { return err == nil || errors.Is(err, watch.ErrLost) }
 
 // commits receives the commits of nftables by the best method that works, and
 // sorts their messages. It belongs to the session's goroutine.
 type commits struct {
-	sys      system
-	method   string         // in use
-	hookable bool           // the hooks could be attached to when method was chosen
-	current  watch.Stream   // nil while the generation is polled
-	all      []watch.Stream // that are not closed
+	sys     system
+	method  string       // in use
+	current watch.Stream // nil while the generation is polled
 
-	events  chan batch    // what streams received, also those that were replaced
-	ended   chan struct{} // closed at the end
-	readers sync.WaitGroup
+	events chan batch    // what the stream received
+	ended  chan struct{} // closed at the end
+	reader sync.WaitGroup
 
 	pending []*ruleset.Message // complete commits, each ending with a MsgNewGen
 	partial []*ruleset.Message // a commit that is not complete
@@ -50,73 +44,54 @@ func newCommits(sys system) *commits {
 
 func (c *commits) close() {
 	close(c.ended)
-	for _, st := range c.all {
-		_ = st.Close()
+	if c.current != nil {
+		_ = c.current.Close()
 	}
-	c.readers.Wait()
+	c.reader.Wait()
 }
 
 // polled reports whether nothing reports commits, so that the generation is polled.
 func (c *commits) polled() bool { return c.method == watch.MethodGeneration }
 
+// filtered reports whether commits that do not concern NAT are left out.
+func (c *commits) filtered() bool { return c.current != nil && c.current.Filtered() }
+
 // covers reports whether a model of generation have lacks no commit up to generation
-// gen, which is that of a dump that was just read.
+// gen, which is that of a dump that was just read. So all its commits were notified.
 func (c *commits) covers(have, gen uint32) bool {
-	if have == gen {
-		return true
+	if have == gen || !c.filtered() {
+		return have == gen
 	}
-	if c.current == nil {
-		return false
-	}
-	last, ended, sparse, err := c.current.Reported()
-	return err == nil && sparse && ended != 0 && int32(ended-gen) >= 0 && (last == 0 || int32(last-have) <= 0)
+	last, err := c.current.Passed()
+	return err == nil && (last == 0 || int32(last-have) <= 0)
 }
 
 // use takes the first of the methods that works, and returns why others do not.
 func (c *commits) use(methods []string) error {
-	c.hookable = c.sys.Hookable()
-	var errs []error
+	var failed error
 	for _, method := range methods {
 		if method == watch.MethodGeneration {
-			c.method, c.current = method, nil
+			c.method = method
 			break
 		}
-		st, err := c.sys.Watch(method)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", method, err))
-			continue
+		st, err := c.sys.Watch()
+		if err == nil {
+			c.method, c.current = method, st
+			c.start(st)
+			break
 		}
-		c.method, c.current = method, st
-		c.start(st)
-		break
+		failed = fmt.Errorf("%s: %w", method, err)
 	}
-	return errors.Join(errs...)
-}
-
-// improve tries better methods than the current one. If one works the former
-// stream is closed and what it delivered is dropped.
-func (c *commits) improve(methods []string) (better bool, err error) {
-	old, method := c.current, c.method
-	err = c.use(methods[:slices.Index(methods, method)])
-	if c.method == method {
-		return false, err
-	}
-	if old != nil {
-		c.all = slices.DeleteFunc(c.all, func(st watch.Stream) bool { return st == old })
-		_ = old.Close()
-	}
-	c.drop()
-	return true, err
+	return failed
 }
 
 // start reads a stream until it ends or is closed.
 func (c *commits) start(st watch.Stream) {
-	c.all = append(c.all, st)
-	c.readers.Go(func() {
+	c.reader.Go(func() {
 		for {
 			msgs, err := st.Next()
 			select {
-			case c.events <- batch{st, msgs, err}:
+			case c.events <- batch{msgs, err}:
 			case <-c.ended:
 				return
 			}

@@ -32,8 +32,6 @@ const (
 	dumpAttempts   = 20                    // of a dump that a commit overtook
 	retryMin       = 200 * time.Millisecond
 	retryMax       = 6400 * time.Millisecond
-	moduleDelay    = 40 * time.Millisecond // until a loaded module is looked for again
-	moduleTries    = 8
 )
 
 // rest returns when work that took cost may be done again.
@@ -57,9 +55,6 @@ func (l *load) add(began, ended time.Time) time.Time {
 // work does what is due.
 func (x *session) work(ctx context.Context) {
 	now := time.Now()
-	if x.due.Take(tryBetter, now) {
-		x.tryBetter(now)
-	}
 	if x.due.Take(checkGeneration, now) {
 		x.checkGeneration(now)
 	}
@@ -115,10 +110,14 @@ func (x *session) pollGeneration(now time.Time) {
 
 // checkGeneration plans a dump if there was a commit, or if there may be nftables now.
 func (x *session) checkGeneration(now time.Time) {
-	x.pollGeneration(now)
 	if x.absent {
+		if x.in.polled() { // it may only have lacked a module
+			_ = x.watch()
+			x.sayMethod()
+		}
 		x.plan(dump)
 	}
+	x.pollGeneration(now)
 	if x.planned(dump) {
 		return
 	}
@@ -161,7 +160,7 @@ func (x *session) applyPending() {
 	began := time.Now()
 	commits, err := x.apply()
 	switch {
-	case errors.Is(err, watch.ErrMoved), errors.Is(err, compile.ErrNotRead):
+	case errors.Is(err, compile.ErrNotRead):
 		x.dumpInstead()
 		return
 	case err != nil:
@@ -223,18 +222,11 @@ func (x *session) readOrder() error {
 
 // apply applies the pending commits to the model and returns how many there were.
 func (x *session) apply() (commits uint64, err error) {
-	// What the last dump has need not be asked for.
-	pending, err := x.sys.Resolve(x.in.after(x.m.Generation()), x.m)
-	if err != nil {
-		return 0, err
-	}
+	pending := x.in.after(x.m.Generation())
 	from := 0
 	for i, m := range pending {
 		if m.Type != ruleset.MsgNewGen {
 			continue
-		}
-		if m.Sparse {
-			x.m.Skip(m.Since, m.Generation)
 		}
 		if err := x.m.Commit(pending[from:i], m.Generation); err != nil {
 			x.half = true

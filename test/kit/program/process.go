@@ -228,6 +228,10 @@ func (p *Process) Stop(sig os.Signal) int {
 // Kill kills the process and waits for its end.
 func (p *Process) Kill() { p.end(syscall.SIGKILL) }
 
+// killPatience is the least time in which a killed process, and its children that have its output,
+// must end: the machine may be busy.
+const killPatience = 10 * time.Second
+
 // end reports whether the signal was enough.
 func (p *Process) end(sig os.Signal) bool {
 	_ = p.c.Cmd.Process.Signal(sig)
@@ -239,11 +243,12 @@ func (p *Process) end(sig os.Signal) bool {
 	case <-timeout.C:
 	}
 	_ = p.c.Cmd.Process.Kill()
+	patience := max(p.c.Patience, killPatience)
 	select {
 	case <-p.done:
-	case <-time.After(p.c.Patience):
+	case <-time.After(patience):
 		if p.t != nil {
-			p.t.Errorf("SIGKILL did not end %s within %v", p.c.Name, p.c.Patience)
+			p.t.Errorf("SIGKILL did not end %s within %v", p.c.Name, patience)
 		}
 	}
 	return false

@@ -337,11 +337,69 @@ func TestFirstNATChainIsNotALoss(t *testing.T) {
 	}
 }
 
+// Where notifications of other tables are left out, a new table with a nat chain must be
+// read, at the end of its commit; one of the last dump need not be.
+func TestFilteredTables(t *testing.T) {
+	pre := natrules.BaseChains()[0]
+	made := func(id ruleset.TableID) []*ruleset.Message {
+		return []*ruleset.Message{
+			{Type: ruleset.MsgDelTable, Table: id}, {Type: ruleset.MsgNewTable, Table: id, Handle: 7},
+			{Type: ruleset.MsgNewChain, Table: id, Chain: pre.Name, Hook: pre.Hook},
+			{Type: ruleset.MsgNewRule, Table: id, Chain: "left out", Handle: 1},
+		}
+	}
+	other := ruleset.TableID{Family: ruleset.FamilyIP, Name: "other"}
+	for _, filtered := range []bool{true, false} {
+		m := NewMirror(compiled(&ruleset.Snapshot{}))
+		m.Filtered = filtered
+		m.Load(&ruleset.Snapshot{Generation: 1, Tables: []*ruleset.Table{{ID: natrules.Table, Chains: natrules.BaseChains()}}})
+		if err := m.Commit(made(natrules.Table)[:3], 2); err != nil {
+			t.Errorf("filtered %v: a table of the dump: %v", filtered, err)
+		}
+		want := errUnknown
+		if filtered {
+			want = ErrNotRead
+		}
+		if err := m.Commit(made(other), 3); !errors.Is(err, want) {
+			t.Errorf("filtered %v: another table: %v, want %v", filtered, err, want)
+		}
+		m.Load(&ruleset.Snapshot{Generation: 3, Others: []ruleset.TableID{natrules.Table, other}})
+		if err := m.Commit(made(natrules.Table)[:3], 4); errors.Is(err, ErrNotRead) != filtered {
+			t.Errorf("filtered %v: a table that the last dump did not have: %v", filtered, err)
+		}
+		m.Load(&ruleset.Snapshot{Generation: 4})
+		if err := m.Commit(nil, 6); (err == nil) != filtered {
+			t.Errorf("filtered %v: after a gap: %v", filtered, err)
+		}
+	}
+}
+
+// A table that loses its last nat chain is one of those that are not followed, and no
+// difference to a dump.
+func TestLastNATChainGoes(t *testing.T) {
+	m := NewMirror(compiled(&ruleset.Snapshot{}))
+	m.Load(&ruleset.Snapshot{Generation: 1, Tables: []*ruleset.Table{{ID: natrules.Table, Chains: natrules.BaseChains()}}})
+	var gone []*ruleset.Message
+	for _, c := range natrules.BaseChains() {
+		gone = append(gone, &ruleset.Message{Type: ruleset.MsgDelChain, Table: natrules.Table, Chain: c.Name})
+	}
+	if err := m.Commit(gone, 2); err != nil {
+		t.Fatal(err)
+	}
+	rule := &ruleset.Message{Type: ruleset.MsgNewRule, Table: natrules.Table, Chain: "other", Handle: 1}
+	if err := m.Commit([]*ruleset.Message{rule}, 3); err != nil {
+		t.Error(err)
+	}
+	if d := m.Load(&ruleset.Snapshot{Generation: 3, Others: []ruleset.TableID{natrules.Table}}); d.Count != 0 {
+		t.Errorf("differences %q", d.First)
+	}
+}
+
 // Emptying and refilling a table in one commit changes nothing.
 func TestRefill(t *testing.T) {
 	s := bigSnapshot(2000)
 	c := compiled(s)
-	m := Mirror{c: c, others: map[ruleset.TableID]struct{}{}, fresh: map[ruleset.TableID]struct{}{}, gen: 1}
+	m := Mirror{c: c, others: map[ruleset.TableID]struct{}{}, changed: map[ruleset.TableID]struct{}{}, gen: 1}
 	msgs := []*ruleset.Message{{Type: ruleset.MsgDelTable, Table: natrules.Table}, {Type: ruleset.MsgNewTable, Table: natrules.Table}}
 	for _, ch := range s.Tables[0].Chains {
 		msgs = append(msgs, &ruleset.Message{Type: ruleset.MsgNewChain, Table: natrules.Table, Chain: ch.Name, Hook: ch.Hook})

@@ -270,22 +270,22 @@ func (c *Compiler) unread(r *rule) {
 	delete(c.testers, r)
 }
 
-// putSet states a set; one of another make replaces the old one. It reports
-// whether the set is new. If it is not, its elements are as they were.
-func (c *Compiler) putSet(t *table, n *ruleset.Set) (set *namedSet, fresh bool) {
+// putSet states a set; one of another make replaces the old one. If it is not new, its
+// elements are as they were.
+func (c *Compiler) putSet(t *table, n *ruleset.Set) *namedSet {
 	old := t.sets[n.Name]
 	if old != nil && old.Handle == n.Handle && old.Flags == n.Flags && old.KeyLen == n.KeyLen && old.DataLen == n.DataLen && old.DataType == n.DataType {
-		return old, false
+		return old
 	}
 	if old != nil {
 		c.dropSet(t, n.Name)
 	}
-	set = &namedSet{Set: *n, users: make(map[*rule]struct{})}
+	set := &namedSet{Set: *n, users: make(map[*rule]struct{})}
 	if set.Elements == nil {
 		set.Elements = make(map[string]ruleset.Element)
 	}
 	t.sets[n.Name] = set
-	return set, true
+	return set
 }
 
 func (c *Compiler) dropSet(t *table, name string) {

@@ -19,29 +19,18 @@ var ErrNotRead = errors.New("a table that was not read has a nat chain")
 
 // Mirror applies notifications of nftables to a compiler's model.
 type Mirror struct {
-	c      *Compiler
-	gen    uint32
-	others map[ruleset.TableID]struct{} // tables that have no nat base chain
-	fresh  map[ruleset.TableID]struct{} // tables that the commit being read has made
-	most   highWater                    // of others
-	ends   map[*chain]*ends             // chains in which the commit being read deletes or adds rules
-	open   map[*chain]struct{}          // chains whose order is not known, see Unordered
-}
+	// Filtered is set if the notifications lack what concerns neither tables, nor chains,
+	// nor the tables of the last dump that have a nat base chain.
+	Filtered bool
 
-// Ignored reports whether a table has no chain at a nat hook.
-func (m *Mirror) Ignored(t ruleset.TableID) bool {
-	_, ok := m.others[t]
-	return ok
-}
-
-// Set returns the handles of a set and its table, and whether the elements are known.
-// They are 0 if the set is not known.
-func (m *Mirror) Set(t ruleset.TableID, name string) (table, handle uint64, elements bool) {
-	if t := m.c.tables[t]; t != nil && t.sets[name] != nil {
-		n := t.sets[name]
-		return t.handle, n.Handle, !n.Blank
-	}
-	return 0, 0, false
+	c        *Compiler
+	gen      uint32
+	followed map[ruleset.TableID]struct{} // tables of the last dump that have a nat base chain
+	others   map[ruleset.TableID]struct{} // tables that have no nat base chain
+	changed  map[ruleset.TableID]struct{} // tables that the commit being read has made, or of which it has deleted a chain
+	most     highWater                    // of others
+	ends     map[*chain]*ends             // chains in which the commit being read deletes or adds rules
+	open     map[*chain]struct{}          // chains whose order is not known, see Unordered
 }
 
 // NewMirror returns a mirror of an empty ruleset.
@@ -57,21 +46,6 @@ func nextGen(g uint32) uint32 {
 	return g
 }
 
-func previousGen(g uint32) uint32 {
-	if g--; g == 0 {
-		g = ^uint32(0)
-	}
-	return g
-}
-
-// Skip is called before the commit of generation gen if no commit after generation
-// since and before it concerns the model. A since of 0 is before all others.
-func (m *Mirror) Skip(since, gen uint32) {
-	if last := previousGen(gen); int32(last-m.gen) > 0 && (since == 0 || int32(since-m.gen) <= 0) {
-		m.gen = last
-	}
-}
-
 // Load makes the model equal to a dump and returns what differed.
 func (m *Mirror) Load(s *ruleset.Snapshot) Differences {
 	m.gen = s.Generation
@@ -79,7 +53,11 @@ func (m *Mirror) Load(s *ruleset.Snapshot) Differences {
 	for _, id := range s.Others {
 		m.others[id] = struct{}{}
 	}
-	m.fresh = make(map[ruleset.TableID]struct{})
+	m.followed = make(map[ruleset.TableID]struct{}, len(s.Tables))
+	for _, t := range s.Tables {
+		m.followed[t.ID] = struct{}{}
+	}
+	m.changed = make(map[ruleset.TableID]struct{})
 	m.open = nil
 	return m.c.Sync(s, func(id ruleset.TableID) bool { return !id.Legacy })
 }
@@ -90,7 +68,7 @@ func (m *Mirror) Commit(msgs []*ruleset.Message, gen uint32) error {
 	if int32(gen-m.gen) <= 0 {
 		return nil // the dump has it
 	}
-	if gen != nextGen(m.gen) {
+	if gen != nextGen(m.gen) && !m.Filtered {
 		return fmt.Errorf("%w: generation %d after %d", errUnknown, gen, m.gen)
 	}
 	m.ends = make(map[*chain]*ends)
@@ -107,19 +85,27 @@ func (m *Mirror) Commit(msgs []*ruleset.Message, gen uint32) error {
 			return err
 		}
 	}
-	m.sortOut()
+	if err := m.sortOut(); err != nil {
+		return err
+	}
 	m.gen = gen
 	return nil
 }
 
-// sortOut drops the tables that the commit has made and that have no nat chain.
-func (m *Mirror) sortOut() {
-	if len(m.fresh) == 0 {
-		return
+// complete reports whether all notifications about a table are received.
+func (m *Mirror) complete(id ruleset.TableID) bool {
+	_, followed := m.followed[id]
+	return followed || !m.Filtered
+}
+
+// sortOut drops the tables that have no nat chain after the commit.
+func (m *Mirror) sortOut() error {
+	if len(m.changed) == 0 {
+		return nil
 	}
-	fresh := m.fresh
-	m.fresh = make(map[ruleset.TableID]struct{})
-	for id := range fresh {
+	changed := m.changed
+	m.changed = make(map[ruleset.TableID]struct{})
+	for id := range changed {
 		t := m.c.tables[id]
 		if t == nil {
 			continue
@@ -128,11 +114,15 @@ func (m *Mirror) sortOut() {
 		for _, ch := range t.chains {
 			nat = nat || ch.hook.IsNAT()
 		}
-		if !nat {
+		switch {
+		case !nat:
 			m.c.dropTable(id)
 			m.others[id] = struct{}{}
+		case !m.complete(id):
+			return ErrNotRead
 		}
 	}
+	return nil
 }
 
 // unknown is the error of a message about something that the model does not have.
@@ -149,21 +139,21 @@ func (m *Mirror) apply(msg, next *ruleset.Message) error {
 		if m.most.fell(len(m.others)) {
 			m.others = remade(m.others)
 		}
-		delete(m.fresh, msg.Table)
+		delete(m.changed, msg.Table)
 		return nil
 	case ruleset.MsgNewTable:
 		m.newTable(msg)
 		return nil
 	}
 	t := m.c.tables[msg.Table]
+	_, ignored := m.others[msg.Table]
+	ofChain := msg.Type == ruleset.MsgNewChain || msg.Type == ruleset.MsgDelChain
 	switch {
-	case msg.Bare && (t == nil && !m.Ignored(msg.Table) || t != nil && t.handle != msg.TableHandle):
-		return ErrNotRead // a hook reports a table only from its first nat chain on
-	case t != nil:
+	case t != nil && (ofChain || m.complete(t.id)):
 		return m.applyTo(t, msg, next)
-	case !m.Ignored(msg.Table):
+	case t == nil && !ignored:
 		return unknown(msg, "an object")
-	case msg.Type == ruleset.MsgNewChain && msg.Hook.IsNAT():
+	case t == nil && msg.Type == ruleset.MsgNewChain && msg.Hook.IsNAT():
 		return ErrNotRead
 	}
 	return nil
@@ -174,11 +164,11 @@ func (m *Mirror) newTable(msg *ruleset.Message) {
 	if t := c.tables[msg.Table]; t != nil && t.handle != 0 && msg.Handle != 0 && t.handle != msg.Handle {
 		c.dropTable(msg.Table) // it was removed with its owner, which is not notified
 	}
-	if m.Ignored(msg.Table) {
+	if _, ignored := m.others[msg.Table]; ignored {
 		return
 	}
 	if c.tables[msg.Table] == nil {
-		m.fresh[msg.Table] = struct{}{}
+		m.changed[msg.Table] = struct{}{}
 	}
 	t := c.table(msg.Table)
 	t.handle, t.owned = msg.Handle, msg.Owned()
@@ -206,7 +196,7 @@ func (m *Mirror) applyTo(t *table, msg, next *ruleset.Message) error {
 		}
 		return m.applyToChain(ch, msg, next)
 	case ruleset.MsgNewSet:
-		m.newSet(t, msg)
+		m.c.putSet(t, msg.Set)
 	case ruleset.MsgDelSet:
 		m.c.dropSet(t, msg.Set.Name)
 	case ruleset.MsgNewElem, ruleset.MsgDelElem:
@@ -220,6 +210,7 @@ func (m *Mirror) applyToChain(ch *chain, msg, next *ruleset.Message) error {
 	switch msg.Type {
 	case ruleset.MsgDelChain:
 		m.c.dropChain(ch)
+		m.changed[ch.table.id] = struct{}{}
 		return nil
 	case ruleset.MsgNewRule:
 		m.newRule(ch, msg, next)
@@ -234,21 +225,10 @@ func (m *Mirror) applyToChain(ch *chain, msg, next *ruleset.Message) error {
 	return nil
 }
 
-func (m *Mirror) newSet(t *table, msg *ruleset.Message) {
-	n, fresh := m.c.putSet(t, msg.Set)
-	if !msg.Full || fresh || !n.Blank {
-		return
-	}
-	n.Blank = false
-	for _, e := range msg.Set.Elements {
-		m.c.putElem(n, e)
-	}
-}
-
 // elements adds or deletes elements of a set.
 func (m *Mirror) elements(t *table, msg *ruleset.Message) error {
 	n := t.sets[msg.Set.Name]
-	if n == nil || msg.Set.Handle != 0 && n.Handle != msg.Set.Handle {
+	if n == nil {
 		return unknown(msg, "set "+msg.Set.Name)
 	}
 	if n.Blank || n.Changing() {

@@ -48,7 +48,7 @@ func (m *Mirror) newRule(ch *chain, msg, next *ruleset.Message) {
 		m.open[ch] = struct{}{}
 	}
 	m.c.insertRule(ch, at, msg.Handle, msg.Raw)
-	if msg.Position == 0 && !msg.Bare {
+	if msg.Position == 0 {
 		e.end = ch.index[msg.Handle]
 	}
 }
@@ -75,8 +75,6 @@ func (m *Mirror) place(ch *chain, e *ends, msg, next *ruleset.Message) (at int, 
 	switch {
 	case len(ch.rules) == ch.gone:
 		return last, true
-	case msg.Bare:
-		return 0, true // hooks always name the rule before
 	case e.first != nil:
 		return last, true
 	case e.gap:

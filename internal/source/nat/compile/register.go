@@ -97,11 +97,24 @@ func (s *state) changesField(e ruleset.Payload) bool {
 	p := s.read(e.Sreg, n)
 	same := len(p) == 1 && p[0].n == n && p[0].v.kind == valPayload && p[0].v.key == e.Base && p[0].v.off+p[0].off == off
 	for i := range n {
-		if f, _, _ := s.headerField(e.Base, off+i, 1); f != fieldNone && !(same && p[0].v.keeps(p[0].off+i)) {
+		f, _, _ := s.headerField(e.Base, off+i, 1)
+		if (f != fieldNone || s.beyond(e.Base, off+i)) && !(same && p[0].v.keeps(p[0].off+i)) {
 			return true
 		}
 	}
 	return false
+}
+
+// beyond reports whether an offset is behind the header that nftables calls base, in that of
+// the next layer.
+func (s *state) beyond(base uint32, off int) bool {
+	switch {
+	case base == ruleset.PayloadLink:
+		return off >= 14
+	case base == ruleset.PayloadNetwork && s.v6:
+		return off >= 40
+	}
+	return base == ruleset.PayloadNetwork && off >= 20
 }
 
 // keeps reports whether a byte of v is as it was loaded.
@@ -122,7 +135,11 @@ func (s *state) load(x any) {
 			s.store(e.Dreg, metaValue(e.Key))
 		}
 	case ruleset.Ct:
-		if e.Sreg == 0 {
+		switch {
+		case e.Sreg != 0:
+		case s.breaks(e.Key):
+			s.m.none()
+		default:
 			s.store(e.Dreg, s.ctValue(e))
 		}
 	case ruleset.Fib:
@@ -155,6 +172,15 @@ func metaValue(key uint32) *value {
 		name = fmt.Sprintf("meta %d", key)
 	}
 	return &value{kind: valMeta, key: key, n: n, name: name}
+}
+
+// breaks reports whether the kernel ends a rule at a load of a key of conntrack, which is an
+// address of the other family (nft_ct_get_eval).
+func (s *state) breaks(key uint32) bool {
+	if s.v6 {
+		return key == ruleset.CtKeySrcIP || key == ruleset.CtKeyDstIP
+	}
+	return key == ruleset.CtKeySrcIP6 || key == ruleset.CtKeyDstIP6
 }
 
 func (s *state) ctValue(e ruleset.Ct) *value {

@@ -103,7 +103,7 @@ func (c *Compiler) syncSets(t *table, ts *ruleset.Table, d *Differences) {
 	for _, s := range ts.Sets {
 		want[s.Name] = s
 	}
-	// Sets that no rule reads do not count: hooks report them only when one does.
+	// Sets that no rule reads do not count: they decide nothing.
 	for name, have := range t.sets {
 		if want[name] == nil {
 			if len(have.users) > 0 {
@@ -114,7 +114,7 @@ func (c *Compiler) syncSets(t *table, ts *ruleset.Table, d *Differences) {
 	}
 	for _, s := range ts.Sets {
 		elems := s.Elements
-		have, _ := c.putSet(t, &ruleset.Set{Name: s.Name, Handle: s.Handle, Flags: s.Flags, KeyLen: s.KeyLen, DataLen: s.DataLen, DataType: s.DataType})
+		have := c.putSet(t, &ruleset.Set{Name: s.Name, Handle: s.Handle, Flags: s.Flags, KeyLen: s.KeyLen, DataLen: s.DataLen, DataType: s.DataType})
 		if s.Blank || have.Changing() {
 			if len(have.users) == 0 {
 				have.Blank, have.Elements = s.Blank, make(map[string]ruleset.Element)

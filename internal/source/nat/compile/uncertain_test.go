@@ -37,6 +37,10 @@ func TestUncertain(t *testing.T) {
 			natrules.Expr("bitwise", natrules.Num(1, 1), natrules.Num(2, 1), natrules.Num(3, 2), natrules.Data(4, []byte(mask)), natrules.Data(5, []byte(xor))),
 			natrules.Expr("payload", natrules.Num(5, 1), natrules.Num(2, base), natrules.Num(3, off), natrules.Num(4, 2)))
 	}
+	// write writes two bytes of a constant, at an offset of one header that is in the next.
+	write := func(base, off uint32) []byte {
+		return join(natrules.Immediate(1, []byte{0, 80}), natrules.Expr("payload", natrules.Num(5, 1), natrules.Num(2, base), natrules.Num(3, off), natrules.Num(4, 2)))
+	}
 	dscp, ttl, dport := set(1, 0, "\xff\x03", "\x00\x00"), set(1, 8, "\x00\xff", "\x40\x00"), set(2, 2, "\x00\x00", "\x00\x50")
 	const (
 		toA      = "tcp 0.0.0.0:80 10.0.0.1:8080"
@@ -89,6 +93,9 @@ func TestUncertain(t *testing.T) {
 		"writes ttl":                  {pre: rules(ttl, join(ttl, a)), want: []string{toA}},
 		"writes the protocol":         {pre: rules(set(1, 8, "\x00\x00", "\x40\x11"), a), want: []string{strange}, problems: []string{"a payload that is written"}},
 		"writes a port":               {pre: rules(join(natrules.TCP(), natrules.Dport(90), dport), a), want: []string{toA}, problems: []string{"a payload that is written"}},
+		"writes a port behind IP":     {pre: rules(write(1, 22), a), want: []string{strange}, problems: []string{"a payload that is written"}},
+		"writes a port behind a link": {pre: rules(write(0, 36), a), want: []string{strange}, problems: []string{"a payload that is written"}},
+		"writes a link":               {pre: rules(write(0, 6), a), want: []string{toA}},
 		"writes the port of its rule": {pre: rules(join(port80, dport, natrules.DNAT("10.0.0.2", 80)), a), want: []string{strange}, problems: []string{"a payload that is written"}},
 
 		"output alone":                       {out: rules(b), want: []string{inside}},
@@ -136,6 +143,42 @@ func TestUncertain(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The kernel ends a rule that loads an address of IPv4 from a connection of IPv6, and the other
+// way about: it neither translates nor keeps later ones from it.
+func TestFirstAddressOfTheOtherFamily(t *testing.T) {
+	ct := func(key uint32, op uint32, addr string) []byte {
+		return natrules.Join(natrules.Expr("ct", natrules.Num(1, 1), natrules.Num(2, key), ruleset.AppendAttr(nil, 3, []byte{0})), natrules.Cmp(op, 1, netip.MustParseAddr(addr).AsSlice()))
+	}
+	redirect := natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.Immediate(1, natrules.Port(81)), natrules.Expr("redir", natrules.Num(1, 1)))
+	for key, addr := range map[uint32]string{
+		ruleset.CtKeySrcIP: "192.0.2.9", ruleset.CtKeyDstIP: "198.51.100.9", ruleset.CtKeySrcIP6: "2001:db8::9", ruleset.CtKeyDstIP6: "2001:db8::9",
+	} {
+		four := netip.MustParseAddr(addr).Is4()
+		for name, rule := range map[string][]byte{
+			"translates": natrules.Join(ct(key, ruleset.CmpNeq, addr), redirect),
+			"returns":    natrules.Join(ct(key, ruleset.CmpNeq, addr), natrules.Verdict(ruleset.VerdictReturn, "")),
+		} {
+			tb := &ruleset.Table{ID: ruleset.TableID{Family: ruleset.FamilyInet, Name: "t"}, Chains: natrules.BaseChains()[:1]}
+			for i, raw := range [][]byte{rule, redirect} {
+				if name == "returns" || i == 0 {
+					tb.Chains[0].Rules = append(tb.Chains[0].Rules, ruleset.Rule{Handle: uint64(i + 1), Raw: raw})
+				}
+			}
+			same, other := 0, 0
+			for _, b := range compiled(&ruleset.Snapshot{Tables: []*ruleset.Table{tb}}).Bindings() {
+				if b.Address.Is4() == four {
+					same++
+				} else if other++; b.Doubt != "" {
+					t.Errorf("key %d %s: %s, %s", key, name, b.Key, b.Doubt)
+				}
+			}
+			if (other > 0) != (name == "returns") || name == "translates" && same == 0 {
+				t.Errorf("key %d %s: %d bindings of its family, %d of the other", key, name, same, other)
+			}
+		}
 	}
 }
 

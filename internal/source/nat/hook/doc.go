@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook attaches BPF programs that report replacements of legacy iptables
-// tables, and loads of kernel modules, after which more can be attached to.
+// Package hook attaches BPF programs that report replacements of legacy iptables tables.
 package hook

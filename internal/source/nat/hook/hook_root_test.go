@@ -70,21 +70,3 @@ func TestLegacy(t *testing.T) {
 		})
 	}
 }
-
-func TestModulesOpensAndCloses(t *testing.T) {
-	m, err := OpenModules(nil)
-	if err != nil && !kernels.Must(kernel.MethodTracepoint) {
-		t.Logf("this kernel has no modules: %v", err)
-		return
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := m.Run(ctx); err != nil {
-		t.Error(err)
-	}
-	for range m.Loaded() { // Run closed it
-	}
-}

@@ -35,7 +35,7 @@ func TestConstants(t *testing.T) {
 		"AttrDataValue": {AttrDataValue, unix.NFTA_DATA_VALUE}, "AttrDataVerdict": {AttrDataVerdict, unix.NFTA_DATA_VERDICT},
 		"AttrVerdictCode": {AttrVerdictCode, unix.NFTA_VERDICT_CODE}, "AttrVerdictChain": {AttrVerdictChain, unix.NFTA_VERDICT_CHAIN},
 
-		"PayloadNetwork": {PayloadNetwork, unix.NFT_PAYLOAD_NETWORK_HEADER}, "PayloadTransport": {PayloadTransport, unix.NFT_PAYLOAD_TRANSPORT_HEADER},
+		"PayloadLink": {PayloadLink, unix.NFT_PAYLOAD_LL_HEADER}, "PayloadNetwork": {PayloadNetwork, unix.NFT_PAYLOAD_NETWORK_HEADER}, "PayloadTransport": {PayloadTransport, unix.NFT_PAYLOAD_TRANSPORT_HEADER},
 		"CmpEq": {CmpEq, unix.NFT_CMP_EQ}, "CmpNeq": {CmpNeq, unix.NFT_CMP_NEQ}, "CmpLt": {CmpLt, unix.NFT_CMP_LT},
 		"CmpLte": {CmpLte, unix.NFT_CMP_LTE}, "CmpGt": {CmpGt, unix.NFT_CMP_GT}, "CmpGte": {CmpGte, unix.NFT_CMP_GTE},
 

@@ -124,6 +124,7 @@ const (
 
 // Headers that Payload loads from (NFT_PAYLOAD_*).
 const (
+	PayloadLink      = 0
 	PayloadNetwork   = 1
 	PayloadTransport = 2
 )

@@ -53,8 +53,6 @@ type Message struct {
 	Type   uint8
 	Append bool // NLM_F_APPEND
 	Create bool // NLM_F_CREATE: a new rule that replaces none
-	Bare   bool // from a hook: the object's content is not known yet
-	Full   bool // Set has all its elements
 	Table  TableID
 	Chain  string
 	Hook   *Hook
@@ -67,11 +65,7 @@ type Message struct {
 	Set      *Set
 	Elements []Element
 
-	TableHandle uint64 // of the table, if the message is bare
-
 	Generation uint32
-	Sparse     bool   // commits that do not concern the nat ruleset are not reported
-	Since      uint32 // if Sparse, the generation of the commit reported before, 0 if none
 }
 
 // ParseMessage decodes the payload of a message of type typ (low byte of the

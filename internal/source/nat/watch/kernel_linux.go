@@ -3,6 +3,7 @@
 package watch
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"unsafe"
 
 	"github.com/mdlayher/netlink"
@@ -38,11 +40,12 @@ const (
 
 // Kernel reads rulesets from one network namespace. It is not safe for concurrent use.
 type Kernel struct {
-	path  string // of the network namespace, empty: the process's own
-	types *kernel.Types
-	queue int      // bytes of notifications that the kernel queues
-	netns *os.File // nil: the process's own
-	nft   *netlink.Conn
+	log      *slog.Logger
+	filter   Filter     // nil: all notifications are read
+	filtered *nftStream // the stream that has the filter, nil if none has
+	queue    int        // bytes of notifications that the kernel queues
+	netns    *os.File   // nil: the process's own
+	nft      *netlink.Conn
 
 	net      *netwatch.Watcher
 	stop     context.CancelFunc // ends net
@@ -50,10 +53,10 @@ type Kernel struct {
 }
 
 // Open opens the network namespace at path; empty is the process's own. The
-// caller closes it. types may be nil. queue is how many bytes of notifications the
+// caller closes it. filter may be nil. queue is how many bytes of notifications the
 // kernel queues.
-func Open(log *slog.Logger, path string, types *kernel.Types, queue int) (*Kernel, error) {
-	k := &Kernel{path: path, types: types, queue: queue}
+func Open(log *slog.Logger, path string, filter Filter, queue int) (*Kernel, error) {
+	k := &Kernel{log: log, filter: filter, queue: queue}
 	if path != "" {
 		f, err := os.Open(path)
 		if err != nil {
@@ -262,6 +265,8 @@ func (k *Kernel) Dump(ctx context.Context) (*ruleset.Snapshot, error) {
 			s.Others = append(s.Others, t.ID)
 		}
 	}
+	// From now on what changes them is notified. The generation is compared after that.
+	k.follow(s.Tables)
 	slices.SortFunc(s.Tables, func(a, b *ruleset.Table) int { return strings.Compare(a.ID.String(), b.ID.String()) })
 	for _, t := range s.Tables {
 		if err := ctx.Err(); err != nil {
@@ -413,38 +418,80 @@ func (k *Kernel) dumpSet(t ruleset.TableID, n *ruleset.Set) error {
 	return nil
 }
 
-// Watch implements system.
-func (k *Kernel) Watch(method string) (Stream, error) {
-	if method != MethodNetlink {
-		return k.watchHooks(method)
+// follow has the filter pass what concerns these tables, or else all.
+func (k *Kernel) follow(tables []*ruleset.Table) {
+	if k.filtered == nil {
+		return
 	}
+	if err := k.filter.follow(tables); err != nil {
+		k.log.Info("reading all notifications of nftables", "reason", err)
+		_ = k.filtered.RemoveBPF()
+		k.filtered.filter, k.filtered = nil, nil
+	}
+}
+
+// Watch implements system.
+func (k *Kernel) Watch() (Stream, error) {
 	c, err := k.dial()
 	if err != nil {
 		return nil, err
 	}
+	s := &nftStream{Conn: c}
+	if s.raw, err = c.SyscallConn(); err != nil {
+		return nil, errors.Join(fmt.Errorf("nfnetlink: %w", err), c.Close())
+	}
 	// SO_RCVBUFFORCE, which mdlayher/socket tries first, needs CAP_NET_ADMIN; a
 	// smaller buffer only means that overflow comes sooner.
 	_ = c.SetReadBuffer(k.queue)
+	if k.filter != nil {
+		if err := k.filter.attach(c); err != nil {
+			k.log.Info("reading all notifications of nftables", "reason", err)
+		} else {
+			s.filter, k.filtered = k.filter, s
+		}
+	}
 	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
 		return nil, errors.Join(fmt.Errorf("join the group of nftables: %w", err), c.Close())
 	}
-	return &nftStream{c}, nil
+	return s, nil
 }
 
-type nftStream struct{ *netlink.Conn }
-
-// Reported implements Stream.
-func (*nftStream) Reported() (reported, ended uint32, sparse bool, err error) {
-	return 0, 0, false, nil
+type nftStream struct {
+	*netlink.Conn
+	raw    syscall.RawConn
+	filter Filter // nil: all notifications are read
+	lost   uint32 // packets that found no room, as far as it was reported
 }
 
+// Filtered implements Stream.
+func (s *nftStream) Filtered() bool { return s.filter != nil }
+
+// Passed implements Stream.
+func (s *nftStream) Passed() (generation uint32, err error) { return s.filter.passed() }
+
+// Next implements Stream.
 func (s *nftStream) Next() ([]*ruleset.Message, error) {
+	msgs, err := s.read()
+	// After an overflow the kernel reports no other until the queue is empty, and goes on
+	// dropping. So its count is compared, also to know that a gap is none.
+	lost, countErr := s.drops()
+	switch {
+	case errors.Is(err, unix.ENOBUFS), err == nil && lost != s.lost:
+		err = ErrLost
+	case err == nil:
+		err = countErr
+	}
+	s.lost = lost
+	if err != nil {
+		return nil, err
+	}
+	return msgs, nil
+}
+
+func (s *nftStream) read() ([]*ruleset.Message, error) {
 	var out []*ruleset.Message
 	for m, err := range s.ReceiveIter() {
 		if err != nil {
-			if errors.Is(err, unix.ENOBUFS) {
-				err = ErrLost
-			}
 			return nil, err
 		}
 		if uint16(m.Header.Type)>>8 != ruleset.Subsystem {
@@ -457,6 +504,21 @@ func (s *nftStream) Next() ([]*ruleset.Message, error) {
 		out = append(out, msg)
 	}
 	return out, nil
+}
+
+// drops returns how many packets found no room in the socket's queue so far.
+func (s *nftStream) drops() (uint32, error) {
+	var info [9]uint32 // SK_MEMINFO_VARS
+	const drops = 8    // SK_MEMINFO_DROPS
+	var failed error
+	err := s.raw.Control(func(fd uintptr) {
+		b := unsafe.Slice((*byte)(unsafe.Pointer(&info)), unsafe.Sizeof(info))
+		failed = getsockopt(int(fd), unix.SOL_SOCKET, unix.SO_MEMINFO, b)
+	})
+	if err = cmp.Or(err, failed); err != nil {
+		return s.lost, fmt.Errorf("count of lost notifications: %w", err)
+	}
+	return info[drops], nil
 }
 
 // LegacyTables reports which families have a legacy nat table. It does not ask for

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package watch reads NAT rulesets from a network namespace and streams their
-// changes: dumps at one generation, commits by nfnetlink or by hooks, tables of
+// changes: dumps at one generation, commits by nfnetlink, tables of
 // iptables-legacy, and the links and routes that rules depend on.
 package watch
 
 import (
 	"errors"
+	"syscall"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
@@ -14,39 +15,39 @@ import (
 // ErrLost means that notifications were lost.
 var ErrLost = errors.New("notifications were lost")
 
-// ErrMany means that a commit has too many changes to be reported one by one.
-var ErrMany = errors.New("a commit with many changes")
-
 // ErrMoved means that the ruleset changed while it was read.
 var ErrMoved = errors.New("the ruleset changed while it was read")
 
 // ErrAbsent means that the kernel has no nftables.
 var ErrAbsent = errors.New("no nftables in this kernel")
 
-// Stream receives notifications. Next blocks, and may be called again after ErrLost and
-// ErrMany; Close ends it.
+// Stream receives notifications. Next blocks, and may be called again after ErrLost; Close
+// ends it.
 type Stream interface {
 	Next() ([]*ruleset.Message, error)
 	Close() error
-	// Reported returns the generation of the last commit that was reported, and of the
-	// last that has ended, 0 if none. A commit can be read before it has ended. sparse
-	// is false if all commits are reported.
-	Reported() (reported, ended uint32, sparse bool, err error)
+	// Filtered reports whether a filter leaves out what concerns neither tables, nor chains,
+	// nor a table with a chain at a nat hook in the last dump.
+	Filtered() bool
+	// Passed returns the generation of the last commit that the filter let pass in part or
+	// whole, 0 if none.
+	Passed() (generation uint32, err error)
 }
 
-// Known is what Resolve needs to know of the model.
-type Known interface {
-	// Ignored reports whether a table has no chain at a nat hook.
-	Ignored(t ruleset.TableID) bool
-	// Set returns the handles of a set and its table, and whether the elements are
-	// known. They are 0 if the set is not known.
-	Set(t ruleset.TableID, name string) (table, handle uint64, elements bool)
+// Filter leaves out notifications that do not concern NAT, in the kernel. One Kernel at a
+// time uses it.
+type Filter interface {
+	Close() error
+	// attach attaches the filter to a socket.
+	attach(socket syscall.Conn) error
+	// follow lets pass what changes these tables from now on.
+	follow(tables []*ruleset.Table) error
+	// passed returns the generation of the last commit of which something passed, 0 if none.
+	passed() (generation uint32, err error)
 }
 
-// Methods for nftables, best first; docs/nat.md has the measurements.
+// Methods for nftables, best first.
 const (
 	MethodNetlink    = "nfnetlink"  // the kernel's own notifications
-	MethodFentry     = "fentry"     // hooks in the kernel, by BPF trampolines
-	MethodKprobe     = "kprobe"     // the same hooks, by kprobes
 	MethodGeneration = "generation" // the number of the last commit is polled
 )
