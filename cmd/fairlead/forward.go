@@ -248,7 +248,7 @@ func inParentheses(r status.ForwardRule) string {
 	case r.Action == "deny":
 		list = append(list, r.Reason)
 	case r.Action != "allow" || r.State == "" || r.State == port.Active.String():
-	case strings.HasPrefix(r.Reason, r.State+" "): // "denied by rule 1"
+	case r.Code.NamesRule(): // "denied by rule 1"
 		list = append(list, r.Reason)
 	default:
 		list = append(list, r.State+": "+cmp.Or(r.Reason, "it is being opened"))

@@ -17,7 +17,7 @@ func TestWriteChange(t *testing.T) {
 		"Added: x\n": {Action: "allow", State: "active", Reason: "instead of host port 1"},
 		"Added: x (pending: it is being opened)\n": {Action: "allow", State: "pending"},
 		"Added: x (conflict: taken)\n":             {Action: "allow", State: "conflict", Reason: "taken"},
-		"Added: x (denied by rule 1; elsewhere)\n": {Action: "allow", State: "denied", Reason: "denied by rule 1", Note: "elsewhere"},
+		"Added: x (denied by rule 1; elsewhere)\n": {Action: "allow", State: "denied", Reason: "denied by rule 1", Code: port.DeniedByRule, Note: "elsewhere"},
 		"Added: x (narrower)\n":                    {Action: "allow", State: "active", Note: "narrower"},
 		"Added: x (closes nothing now)\n":          {Action: "deny", State: "denied", Reason: "closes nothing now"},
 	} {

@@ -35,7 +35,7 @@ func changing(t *testing.T, host bool) *forwards.Store {
 	done := make(chan error, 1)
 	log := slog.New(slog.DiscardHandler)
 	store := forwards.NewStore(filepath.Join(dir, "forwards.yaml"), rules.Empty(rules.Loopback()), host, log, func(*rules.Set) {})
-	s := status.NewServer(status.Options{Provider: guest{empty: true}, Forwards: store, Demands: func(port.Demand) string { return "it is absent" }, Logger: log})
+	s := status.NewServer(status.Options{Provider: guest{empty: true}, Forwards: store, Demands: func(port.Demand) port.Reason { return port.Because(port.NotServedYet) }, Logger: log})
 	go func() { done <- s.Serve(ctx, l, true) }()
 	t.Cleanup(func() {
 		cancel()
@@ -64,7 +64,7 @@ func typed(t *testing.T, line string) {
 }
 
 // lost is a port that lost an address of the host, of a guest on a host.
-func lost(guest, at, reason string, demands ...string) explain.Publication {
+func lost(guest, at string, why port.Code, demands ...string) explain.Publication {
 	a := netip.MustParseAddrPort(at)
 	p := explain.Publication{Guest: guest, Publication: port.Publication{
 		Key:   port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()},
@@ -73,7 +73,7 @@ func lost(guest, at, reason string, demands ...string) explain.Publication {
 	for _, d := range demands {
 		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: d}})
 	}
-	p.Outcomes = []explain.Outcome{{Sink: "host", State: port.Conflict, Reason: reason}}
+	p.Outcomes = []explain.Outcome{{Sink: "host", State: port.Conflict, Reason: port.Because(why)}}
 	return p
 }
 
@@ -82,7 +82,7 @@ var inBackquotes = regexp.MustCompile("`(fairlead [^`]*)`")
 // The commands that explain names are accepted, and do what it says: the port that has no host
 // address gets another host port, and no other port does.
 func TestRemediesWork(t *testing.T) {
-	const inUse = "is in use by another process"
+	const inUse, held, rival = port.InUse, port.HeldBy, port.HeldByRival
 	for _, tt := range []struct {
 		name   string
 		before []string // commands
@@ -93,18 +93,18 @@ func TestRemediesWork(t *testing.T) {
 		{name: "a port near the end", port: lost("", "0.0.0.0:60000", inUse)},
 		{name: "the last port", port: lost("", "0.0.0.0:65535", inUse)},
 		{name: "an allowed port", before: []string{"allow 8080"}, port: lost("", "0.0.0.0:8080", inUse)},
-		{name: "by name", port: lost("", "172.17.0.2:5432", "is held by tcp 0.0.0.0:5432", "db:5432/tcp"),
-			others: []explain.Publication{lost("", "0.0.0.0:5432", "")}},
+		{name: "by name", port: lost("", "172.17.0.2:5432", held, "db:5432/tcp"),
+			others: []explain.Publication{lost("", "0.0.0.0:5432", port.Unstated)}},
 		{name: "by two names", port: lost("", "172.17.0.2:5432", inUse, "db:5432/tcp", "shop/db:5432/tcp")},
 		{name: "one guest", guests: []string{"a"}, port: lost("a", "0.0.0.0:8080", inUse)},
 		{name: "one guest, whose forward of another port has the number", guests: []string{"a"}, before: []string{"forward add 3000 --to 8080"},
-			port: lost("a", "0.0.0.0:8080", "is held by tcp 0.0.0.0:3000"), others: []explain.Publication{lost("a", "0.0.0.0:3000", "")}},
+			port: lost("a", "0.0.0.0:8080", held), others: []explain.Publication{lost("a", "0.0.0.0:3000", port.Unstated)}},
 		{name: "one guest, whose forward by name has the number", guests: []string{"a"}, before: []string{"forward add web:80 --to 8080"},
-			port: lost("a", "0.0.0.0:8080", "is held by tcp 172.17.0.2:80"), others: []explain.Publication{lost("a", "172.17.0.2:80", "", "web:80/tcp")}},
-		{name: "two guests", guests: []string{"a", "vsock://3:1023"}, port: lost("vsock://3:1023", "0.0.0.0:8080", `is held by tcp 0.0.0.0:8080 of guest "a"`),
-			others: []explain.Publication{lost("a", "0.0.0.0:8080", "")}},
+			port: lost("a", "0.0.0.0:8080", held), others: []explain.Publication{lost("a", "172.17.0.2:80", port.Unstated, "web:80/tcp")}},
+		{name: "two guests", guests: []string{"a", "vsock://3:1023"}, port: lost("vsock://3:1023", "0.0.0.0:8080", rival),
+			others: []explain.Publication{lost("a", "0.0.0.0:8080", port.Unstated)}},
 		{name: "two guests, by name", guests: []string{"a", "b"}, port: lost("b", "172.17.0.2:5432", inUse, "db:5432/tcp"),
-			others: []explain.Publication{lost("a", "172.17.0.2:5432", "", "db:5432/tcp"), lost("b", "0.0.0.0:5432", "")}},
+			others: []explain.Publication{lost("a", "172.17.0.2:5432", port.Unstated, "db:5432/tcp"), lost("b", "0.0.0.0:5432", port.Unstated)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			host := len(tt.guests) > 0
@@ -119,7 +119,8 @@ func TestRemediesWork(t *testing.T) {
 				}
 				p.Decision = decision(t, store, host, p)
 				at := p.Decision.Host[0]
-				p.Outcomes[0].HostAddress, p.Outcomes[0].Reason = at, at.String()+" "+p.Outcomes[0].Reason
+				p.Outcomes[0].HostAddress = at
+				p.Outcomes[0].Reason = port.Because(p.Outcomes[0].Reason.Code(), at.String(), "another")
 				f.Publications = append([]explain.Publication{p}, tt.others...)
 				var list []string
 				for _, m := range inBackquotes.FindAllStringSubmatch(explain.Evaluate(f).Next, -1) {
@@ -163,12 +164,12 @@ func TestRemediesWork(t *testing.T) {
 // A port that is denied by default is allowed by the command that explain names.
 func TestAllowingWorks(t *testing.T) {
 	store := changing(t, false)
-	p := lost("", "0.0.0.0:5353", "")
+	p := lost("", "0.0.0.0:5353", port.Unstated)
 	p.Protocol = port.UDP
 	p.Decision = decision(t, store, false, p)
 	r := explain.Evaluate(explain.Facts{Query: explain.Query{Port: 5353}, ForwardsFile: store.Path(), Publications: []explain.Publication{p}})
 	list := inBackquotes.FindAllStringSubmatch(r.Next, -1)
-	if r.Verdict != explain.VerdictWellKnown || len(list) != 1 {
+	if r.Verdict != port.VerdictWellKnown || len(list) != 1 {
 		t.Fatalf("%+v", r)
 	}
 	typed(t, list[0][1])

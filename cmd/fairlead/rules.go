@@ -187,7 +187,7 @@ func writeVerdict(w io.Writer, v status.RuleVerdict, asJSON bool) error {
 		}
 	}
 	answer := "denied: " + status.Quote(v.Reason)
-	if strings.Contains(v.Reason, v.Rule) {
+	if v.Code.NamesRule() {
 		_, err := fmt.Fprintf(w, "%s: %s\n", v.Publication, status.Quote(v.Reason))
 		return err
 	}

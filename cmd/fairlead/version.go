@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/notices"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/version"
@@ -70,7 +71,7 @@ func writeVersions(w io.Writer, ours string, l status.List) error {
 			add(other+" "+status.Quote(p.Name), p.Version, doctor.Mismatch(l.Version, p.Version))
 		case p.Version != "":
 			add(other+" "+status.Quote(p.Name), p.Version, doctor.Mismatch(p.Version, l.Version))
-		case strings.Contains(p.Error, "link protocol"):
+		case p.Code == string(link.RefusedVersion):
 			add(other, "was refused", status.Quote(p.Error))
 		}
 	}

@@ -25,7 +25,7 @@ func TestVersionNamesWhatToUpdate(t *testing.T) {
 		{"old guest", status.List{Role: "host", Version: "v1.2.0", Peers: peer("v1.1.0")}, "guest desk v1.1.0: update the agent in the guest: the host is newer\n"},
 		{
 			"no protocol in common", status.List{Role: "agent", Version: "v1.2.0", Peers: []status.Peer{{
-				State: status.PeerRefused, Error: "the agent speaks link protocol 2, the host 1: update the older one",
+				State: status.PeerRefused, Code: "version", Error: "the agent speaks link protocol 2, the host 1: update the older one",
 			}}}, "host was refused: the agent speaks link protocol 2, the host 1: update the older one\n",
 		},
 	} {

@@ -27,8 +27,8 @@ func (a *Agent) wireDemand() (err error) {
 	return err
 }
 
-// demands returns why a demand waits; "" if it does not.
-func (a *Agent) demands(d port.Demand) string {
+// demands returns why a demand waits; no reason if it does not.
+func (a *Agent) demands(d port.Demand) port.Reason {
 	w, _ := a.demand.Waiting().View().Get(d.String())
 	return w.Reason
 }

@@ -117,7 +117,7 @@ func (a *Agent) countPublications(s *metrics.AgentSnapshot) {
 			}
 			s.Outcomes[metrics.SinkState{Sink: o.Sink, State: o.State}]++
 		}
-		if !p.Decision.Allow && !p.Decision.Pending {
+		if !p.Decision.Allow && !p.Decision.Pending() {
 			state = port.Denied
 		}
 		s.Publications[state]++

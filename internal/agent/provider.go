@@ -75,14 +75,11 @@ func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes])
 		list = append(list, status.DescribeOutcome(o.Sink, o.Outcome(p.Key)))
 	}
 	row := status.Describe(p, list)
-	if p.Decision.Allow && len(p.Dial) == 0 && row.Reason == "" {
-		row.Reason = unserved
+	if p.Decision.Allow && len(p.Dial) == 0 && row.Code == port.Unstated {
+		row.Because(port.Because(port.Unserved))
 	}
 	return row
 }
-
-// unserved is the reason of a port that is declared but has no server.
-const unserved = "nothing is known to serve it"
 
 func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error {
 	pubs, outs, waiting := p.registry.Publications().Subscribe(), p.outcomes.Subscribe(), p.waiting.Subscribe()

@@ -72,15 +72,15 @@ func TestUnservedPort(t *testing.T) {
 		Decision: port.Decision{Allow: true},
 	}
 	var none table.View[port.Key, reconcile.Outcomes]
-	if got := describe(p, none).Reason; got != unserved {
-		t.Errorf("reason = %q, want %q", got, unserved)
+	if got := describe(p, none).Reason; got != "nothing is known to serve it" {
+		t.Errorf("reason = %q", got)
 	}
 	p.Dial = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:30080")}
 	if got := describe(p, none).Reason; got != "" {
 		t.Errorf("reason of a port that is served = %q", got)
 	}
-	p.Dial, p.Decision = nil, port.Decision{Reason: "no rule allows it"}
-	if got := describe(p, none).Reason; got != "no rule allows it" {
+	p.Dial, p.Decision = nil, port.Decision{Reason: port.Because(port.Unlistened)}
+	if got := describe(p, none).Reason; got != "bound, not listening" {
 		t.Errorf("reason of a port that is denied = %q", got)
 	}
 }
@@ -88,13 +88,13 @@ func TestUnservedPort(t *testing.T) {
 // What is asked for by name and waits is listed among the ports, and so are its changes.
 func TestProviderListsWhatWaits(t *testing.T) {
 	p := provided(1)
-	put := func(reason string) {
+	put := func(reason port.Reason) {
 		d, err := port.ParseDemand("svc/default/web:80")
 		if err != nil {
 			t.Fatal(err)
 		}
 		p.waiting.Update(func(tx *table.Tx[string, demand.Waiting]) {
-			if tx.Delete(d.String()); reason != "" {
+			if tx.Delete(d.String()); !reason.IsZero() {
 				tx.Put(d.String(), demand.Waiting{State: demand.State{Demand: d, Reason: reason}})
 			}
 		})
@@ -112,10 +112,10 @@ func TestProviderListsWhatWaits(t *testing.T) {
 	if d := next(); len(d.Put) != 1 {
 		t.Errorf("at first: %+v", d)
 	}
-	for _, reason := range []string{"there is no Service default/web", "nothing serves it"} {
+	for _, reason := range []port.Reason{port.Because(port.NoService, "default", "web"), port.Because(port.NotServedYet)} {
 		put(reason)
 		d := next()
-		if len(d.Put) != 1 || d.Put[0].Waits != "svc/default/web:80/tcp" || d.Put[0].State != port.Pending || d.Put[0].Reason != reason || d.Put[0].Address.IsValid() {
+		if len(d.Put) != 1 || d.Put[0].Waits != "svc/default/web:80/tcp" || d.Put[0].State != port.Pending || d.Put[0].Reason != reason.String() || d.Put[0].Code != reason.Code() || d.Put[0].Address.IsValid() {
 			t.Errorf("changed: %+v", d)
 		}
 		list := p.List().Publications
@@ -123,7 +123,7 @@ func TestProviderListsWhatWaits(t *testing.T) {
 			t.Errorf("listed: %+v", list)
 		}
 	}
-	put("")
+	put(port.Reason{})
 	if d := next(); len(d.Put) != 0 || len(d.Removed) != 1 || d.Removed[0].Waits != "svc/default/web:80/tcp" || d.Removed[0].Port != 80 {
 		t.Errorf("it is there: %+v", d)
 	}

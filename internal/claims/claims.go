@@ -48,7 +48,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -111,14 +110,8 @@ func Name(k port.Key, guest string, o port.Owner) string {
 
 // Held is the reason of a conflict about an address that no program of the host has, but
 // another publication or what else by describes.
-func Held(at netip.AddrPort, by string) string { return at.String() + isHeld + by }
-
-const isHeld = " is held by "
-
-// IsHeld reports whether a reason is one that Held returns.
-func IsHeld(reason string) bool {
-	at, _, ok := strings.Cut(reason, isHeld)
-	return ok && !strings.Contains(at, " ")
+func Held(at netip.AddrPort, by string) port.Reason {
+	return port.Because(port.HeldBy, at.String(), by)
 }
 
 // Verdict is what became of a claim.

@@ -479,7 +479,7 @@ func TestForwardsFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := cfg.Rules.Decide(port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}})
-	if d.Rule != "runtime rule 1 (shut)" {
+	if d.Rule.String() != "runtime rule 1 (shut)" {
 		t.Errorf("%+v", d)
 	}
 	write(t, added, "rules: [{match: {guest: dev}, action: deny}]\n")
@@ -524,9 +524,9 @@ func TestRulesFile(t *testing.T) {
 	decide := func(c Agent, n uint16) string {
 		d := c.Rules.Decide(port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}})
 		if !d.Allow {
-			return d.Reason
+			return d.Reason.String()
 		}
-		return d.Host[0].String() + " " + d.Rule
+		return d.Host[0].String() + " " + d.Rule.String()
 	}
 	for n, want := range map[uint16]string{80: "0.0.0.0:80 rule 1 (first)", 81: "denied by rule 2 (second)", 82: "0.0.0.0:82 default"} {
 		if got := decide(load(nil), n); got != want {

@@ -208,7 +208,7 @@ func (l *loader) hint(err error) error {
 			continue
 		}
 		for _, f := range l.fields {
-			if outer, inner, nested := strings.Cut(f.key, "."); nested && strings.HasPrefix(at.Reason, fmt.Sprintf("unknown key %q", f.camel())) {
+			if outer, inner, nested := strings.Cut(f.key, "."); nested && at.Key == f.camel() {
 				at.Reason = fmt.Sprintf("unknown key %q: want %q in the mapping %q", f.camel(), inner, outer)
 			}
 		}

@@ -100,7 +100,7 @@ func (f *fixture) decision(n uint16) string {
 		Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}, Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"},
 	})
 	if !d.Allow {
-		return d.Reason
+		return d.Reason.String()
 	}
 	return d.Host[0].String()
 }

@@ -13,6 +13,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -617,17 +618,17 @@ func (g *guest) decide(pub *publication) {
 		return
 	}
 	reason := d.Reason
-	if reason == "" {
-		reason = d.Rule + " names no host address"
+	if reason.IsZero() {
+		reason = d.Rule.Because(port.NoHostAddress)
 	}
 	if pub.denied == nil || pub.denied.Reason != reason {
 		h.changed[pub] = struct{}{}
 		pub.denied = &port.Outcome{Key: pub.Key, State: port.Denied, Reason: reason, Since: time.Now()}
-		if d.Pending {
+		if d.Pending() {
 			pub.denied.State = port.Pending
 		}
 	}
-	if !d.Pending {
+	if !d.Pending() {
 		g.flows.Reset(errDenied, pub.Key)
 	}
 }
@@ -704,7 +705,7 @@ func (g *guest) admit(ctx context.Context) {
 		g.waiting = nil
 		return
 	}
-	reason := fmt.Sprintf("limit of %d listeners for this guest reached", limit)
+	reason := port.Because(port.TooManyListeners, strconv.Itoa(limit))
 	for _, c := range g.waiting {
 		c.set(port.Failed, c.addr, reason)
 	}
@@ -755,6 +756,7 @@ func (g *guest) messages() []wire.Control {
 	for _, k := range slices.SortedFunc(maps.Keys(g.dirty), port.Key.Compare) {
 		if pub := g.pubs[k]; pub != nil && !g.kept.has(k) {
 			for _, o := range pub.outcomes() {
+				o.Reason = forGuest(o.Reason)
 				out = append(out, wire.FromOutcome(o))
 			}
 		}
@@ -769,6 +771,14 @@ func (g *guest) messages() []wire.Control {
 		return wire.Ack{Generation: g.generation, Outcomes: out}.Split()
 	}
 	return wire.Outcomes{Outcomes: out}.Split()
+}
+
+// forGuest is what a guest is told: not which port of another guest has an address.
+func forGuest(r port.Reason) port.Reason {
+	if r.Code() == port.HeldByRival {
+		return port.Because(port.HeldElsewhere, r.Args()[0])
+	}
+	return r
 }
 
 // equal reports whether both are the same.

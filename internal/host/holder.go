@@ -5,9 +5,9 @@ package host
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
@@ -39,6 +39,21 @@ type Vetter interface {
 	// Taken reports whether another process would share the port of s. It is called
 	// before each attempt to listen.
 	Taken(ctx context.Context, s Socket) bool
+}
+
+// relayName begins the name of the program that is WSL's own relay.
+const relayName = "wslrelay"
+
+// reason is why an address that is held cannot be had.
+func (h Holder) reason(at netip.AddrPort) (port.State, port.Reason) {
+	if h.Reserved != (PortRange{}) {
+		return port.Failed, port.Because(port.RangeReserved, h.Name, h.Reserved.String(), strconv.Itoa(int(at.Port())))
+	}
+	code := port.InUseBy
+	if strings.HasPrefix(h.Name, relayName) {
+		code = port.InUseByRelay
+	}
+	return port.Conflict, port.Because(code, at.String(), strconv.Quote(h.Name), strconv.Itoa(h.PID))
 }
 
 // errTaken is the conflict that a Vetter found.
@@ -77,15 +92,11 @@ func (h *Host) findHolders(ctx context.Context) {
 			case !ok && err != nil:
 				continue
 			case !ok: // the next attempt says what it finds
-				s.trouble().why = ""
+				s.trouble().why = port.Reason{}
 				continue
 			}
 			t := s.trouble()
-			t.whyState, t.why = port.Conflict, fmt.Sprintf("%s is in use by %s (pid %d)", s.addr, strconv.Quote(by.Name), by.PID)
-			if by.Reserved != (PortRange{}) {
-				t.whyState = port.Failed
-				t.why = fmt.Sprintf("%s reserves ports %s: remap %d by a rule (hostPort), or free the range", by.Name, by.Reserved, s.addr.Port())
-			}
+			t.whyState, t.why = by.reason(s.addr)
 			s.state, s.reason = t.whyState, t.why
 			s.show()
 		}

@@ -199,11 +199,22 @@ func TestSharedPortIsAConflict(t *testing.T) {
 	start(t, Options{Holders: system}, a)
 	a.wants(k, port.Conflict)
 	eventually(t, "the holder is named", func() bool {
-		return strings.Contains(a.heard(k)[0].Reason, `"nginx.exe" (pid 7)`)
+		return strings.Contains(a.heard(k)[0].Reason.String(), `"nginx.exe" (pid 7)`)
 	})
+	if o := a.heard(k)[0]; o.Reason.Code() != port.InUseBy {
+		t.Errorf("reason %s", o.Reason.Code())
+	}
 	system.taken.Store(false)
-	if o := a.wants(k, port.Active); o.Reason != "" {
+	if o := a.wants(k, port.Active); o.Reason.String() != "" {
 		t.Errorf("reason = %q", o.Reason)
+	}
+}
+
+// WSL's own relay is told from other holders by the name of its program.
+func TestRelayIsToldApart(t *testing.T) {
+	at := netip.MustParseAddrPort("127.0.0.1:80")
+	if state, r := (Holder{PID: 4, Name: "wslrelay.exe"}).reason(at); state != port.Conflict || r != port.Because(port.InUseByRelay, "127.0.0.1:80", `"wslrelay.exe"`, "4") {
+		t.Errorf("%s: %s", state, r)
 	}
 }
 
@@ -215,7 +226,7 @@ func TestReservedRangeIsNamed(t *testing.T) {
 	a.begins(snapshot(1, pub(k)))
 	start(t, Options{Holders: system}, a)
 	o := a.wants(k, port.Failed)
-	if !strings.Contains(o.Reason, "Windows reserves ports 49152-49251") || !strings.Contains(o.Reason, "hostPort") {
+	if !strings.Contains(o.Reason.String(), "Windows reserves ports 49152-49251") || !strings.Contains(o.Reason.String(), "hostPort") {
 		t.Errorf("reason = %q, want the range and the way out", o.Reason)
 	}
 }

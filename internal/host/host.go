@@ -190,7 +190,7 @@ type Publication struct {
 	// OwnerPending reports that the owner may turn out to be another; see wire.Publication.
 	OwnerPending bool
 	Source       string
-	Label        string           // the labels of the owner that decided in the guest; empty if none did
+	Label        port.RuleRef     // the labels of the owner that decided in the guest; empty if none did
 	Alias        string           // a name that a label gives the owner; empty for none
 	Demands      []string         // by which it was asked for, see port.Demand
 	Asked        []netip.AddrPort // host addresses that the agent asks for

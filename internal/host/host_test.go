@@ -146,7 +146,7 @@ func TestNeverWider(t *testing.T) {
 			if o.HostAddress.Addr() != tc.want {
 				t.Errorf("outcome = %+v, want %s", o, tc.want)
 			}
-			if tc.state == port.Denied && !strings.Contains(o.Reason, "rule 1 (no)") {
+			if tc.state == port.Denied && !strings.Contains(o.Reason.String(), "rule 1 (no)") {
 				t.Errorf("reason = %q", o.Reason)
 			}
 		})
@@ -223,7 +223,7 @@ func TestHostRuleWaitsForTheOwner(t *testing.T) {
 	a.begins(snapshot(1, p))
 	start(t, Options{Policy: policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Name: "secret*"}, Deny: true})}, a)
 	o := a.wants(k, port.Pending)
-	if o.Reason != "owner not known yet" || !refused(t, at(lo4, k.Port)) {
+	if o.Reason.String() != "owner not known yet" || !refused(t, at(lo4, k.Port)) {
 		t.Errorf("outcome %+v", o)
 	}
 	p.OwnerPending, p.Owner = false, port.Owner{Kind: port.OwnerContainer, ID: "a", Name: "web"}
@@ -250,7 +250,7 @@ func TestHostRuleByLabelWhereLabelsAreLeftOut(t *testing.T) {
 	a.begins(snapshot(1, sent))
 	h, _ := start(t, Options{Policy: policy(t, rules.Asked(), rules.Rule{Name: "internal", Match: rules.Match{Labels: map[string]string{"zone": "internal"}}, Deny: true})}, a)
 	o := a.wants(k, port.Denied)
-	if !strings.Contains(o.Reason, "labels of its owner were left out") || !strings.Contains(o.Reason, "host rule 1 (internal)") {
+	if !strings.Contains(o.Reason.String(), "labels of its owner were left out") || !strings.Contains(o.Reason.String(), "host rule 1 (internal)") {
 		t.Errorf("reason = %q", o.Reason)
 	}
 	if n := h.Stats().Listeners; n != 0 {
@@ -280,7 +280,7 @@ func TestHostRuleDeniesNATToDeniedOwner(t *testing.T) {
 	p.Others = []port.Owner{{Kind: port.OwnerContainer, ID: "b", Name: "secret0"}}
 	a.say(snapshot(2, p))
 	o := a.wants(k, port.Denied)
-	if !strings.Contains(o.Reason, "a NAT rule leads to container secret0") {
+	if !strings.Contains(o.Reason.String(), "a NAT rule leads to container secret0") {
 		t.Errorf("reason %q", o.Reason)
 	}
 }
@@ -314,12 +314,12 @@ func TestConflictIsTakenOver(t *testing.T) {
 				t.Errorf("host address = %s", o.HostAddress)
 			}
 			eventually(t, "the holder is named", func() bool {
-				return strings.Contains(a.heard(k)[0].Reason, `"nginx" (pid 4711)`)
+				return strings.Contains(a.heard(k)[0].Reason.String(), `"nginx" (pid 4711)`)
 			})
 			if err := holder.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if o := a.wants(k, port.Active); o.Reason != "" {
+			if o := a.wants(k, port.Active); o.Reason.String() != "" {
 				t.Errorf("reason = %q", o.Reason)
 			}
 		})
@@ -342,7 +342,7 @@ func TestForbiddenPort(t *testing.T) {
 	k := key(port.TCP, any4, 80)
 	a.begins(snapshot(1, pub(k)))
 	start(t, Options{Network: failing{syscall.EACCES}}, a)
-	if o := a.wants(k, port.Failed); !strings.Contains(o.Reason, "`fairlead forward add 80/tcp --to 8080`") {
+	if o := a.wants(k, port.Failed); !strings.Contains(o.Reason.String(), "`fairlead forward add 80/tcp --to 8080`") {
 		t.Errorf("reason = %q, want the way out", o.Reason)
 	}
 	// Of several guests it is about one.
@@ -350,7 +350,7 @@ func TestForbiddenPort(t *testing.T) {
 	b.begins(snapshot(1, pub(k)))
 	c.begins(snapshot(1))
 	start(t, Options{Network: failing{syscall.EACCES}}, b, c)
-	if o := b.wants(k, port.Failed); !strings.Contains(o.Reason, "--to 8080 --guest b`") {
+	if o := b.wants(k, port.Failed); !strings.Contains(o.Reason.String(), "--to 8080 --guest b`") {
 		t.Errorf("reason = %q, want the guest", o.Reason)
 	}
 }
@@ -376,8 +376,11 @@ func TestTwoGuestsOnOnePort(t *testing.T) {
 	h, _ := start(t, Options{Grace: -1}, first, second)
 	first.wants(k1, port.Active)
 	second.up()
-	if o := second.wants(k2, port.Conflict); !strings.Contains(o.Reason, `guest "first"`) {
-		t.Errorf("reason = %q, want it to name the holder", o.Reason)
+	if o := second.wants(k2, port.Conflict); o.Reason.Code() != port.HeldElsewhere || strings.Contains(o.Reason.String(), k1.String()) {
+		t.Errorf("reason = %q, want no word of what another guest has", o.Reason)
+	}
+	if p, _ := h.View().Get(ID{"second", k2}); !strings.Contains(p.Outcomes[0].Reason.String(), `guest "first"`) {
+		t.Errorf("reason = %q, want the host to name the holder", p.Outcomes[0].Reason)
 	}
 	if got := greeting(t, at(lo4, p)); got != "first" {
 		t.Errorf("greeting = %q", got)
@@ -427,7 +430,7 @@ func TestPrecedence(t *testing.T) {
 		for _, k := range s.losers { // that lost to another before, maybe
 			eventually(t, fmt.Sprintf("%s loses to %s", k, s.winner), func() bool {
 				o := a.wants(k, port.Conflict)
-				return strings.Contains(o.Reason, s.winner.String())
+				return strings.Contains(o.Reason.String(), s.winner.String())
 			})
 		}
 		if got := greeting(t, at(lo4, p)); got != s.winner.Address.String() {
@@ -497,7 +500,7 @@ func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
 		a.wants(order[0], port.Active)
 		a.say(put(1, pub(order[1])))
 		a.wants(exact, port.Active)
-		if o := a.wants(other, port.Conflict); !strings.Contains(o.Reason, exact.String()) {
+		if o := a.wants(other, port.Conflict); !strings.Contains(o.Reason.String(), exact.String()) {
 			t.Errorf("reason = %q", o.Reason)
 		}
 		a.say(removed(2, exact))
@@ -533,7 +536,7 @@ func TestWhatWasAskedForPrecedesPlainPorts(t *testing.T) {
 				a.wants(order[0].Key, port.Active)
 				a.say(put(1, order[1]))
 				a.wants(w.Key, port.Active)
-				if o := a.wants(plain, port.Conflict); !strings.Contains(o.Reason, "is held by "+w.Key.String()) {
+				if o := a.wants(plain, port.Conflict); !strings.Contains(o.Reason.String(), "is held by "+w.Key.String()) {
 					t.Errorf("reason = %q", o.Reason)
 				}
 				a.say(removed(2, w.Key))
@@ -654,7 +657,7 @@ func TestConflictWithAnyFreePort(t *testing.T) {
 	p := a.wants(free, port.Active).HostAddress.Port()
 	k := key(port.TCP, any4, p)
 	a.say(put(1, pub(k)))
-	if o := a.wants(k, port.Conflict); !strings.Contains(o.Reason, free.String()) {
+	if o := a.wants(k, port.Conflict); !strings.Contains(o.Reason.String(), free.String()) {
 		t.Errorf("reason = %q, want it to name %s", o.Reason, free)
 	}
 	a.say(removed(2, free))
@@ -777,7 +780,7 @@ func TestListenerLimit(t *testing.T) {
 	for _, p := range pubs[:3] {
 		a.wants(p.Key, port.Active)
 	}
-	if o := a.wants(pubs[3].Key, port.Failed); !strings.Contains(o.Reason, "limit of 3") {
+	if o := a.wants(pubs[3].Key, port.Failed); !strings.Contains(o.Reason.String(), "limit of 3") {
 		t.Errorf("reason = %q", o.Reason)
 	}
 	a.say(removed(1, pubs[1].Key))

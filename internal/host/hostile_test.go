@@ -46,10 +46,10 @@ func testGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 	if n := h.Stats().Listeners; n != 4096 { // one of the modest, and one less as that port is taken
 		t.Errorf("%d listeners are open, want 4096", n)
 	}
-	if o := greedy.wants(key(port.TCP, any4, 65535), port.Failed); !strings.Contains(o.Reason, "limit of 4096") {
+	if o := greedy.wants(key(port.TCP, any4, 65535), port.Failed); !strings.Contains(o.Reason.String(), "limit of 4096") {
 		t.Errorf("reason = %q", o.Reason)
 	}
-	if o := greedy.wants(k, port.Conflict); !strings.Contains(o.Reason, `guest "modest"`) {
+	if o := greedy.wants(k, port.Conflict); o.Reason.Code() != port.HeldElsewhere {
 		t.Errorf("reason = %q", o.Reason)
 	}
 	// It withdraws all: nothing is left.

@@ -109,7 +109,7 @@ func (g *guest) denies(k port.Key) bool {
 }
 
 // denied reports whether an unpublished port stays so.
-func denied(p wire.UnpublishedPort) bool { return !p.Pending && !p.Withheld }
+func denied(p wire.UnpublishedPort) bool { return p.Reason.Kind() == port.Denies }
 
 // keep keeps a publication that the snapshot lacks. h.mu is held.
 func (g *guest) keep(k port.Key) {

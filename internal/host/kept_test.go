@@ -128,15 +128,13 @@ func TestIncompleteSnapshotKeepsPorts(t *testing.T) {
 	})
 	t.Run("until it is denied", func(t *testing.T) {
 		keptRig(t, func(a *agent, _ *Host, network *memory) {
-			waiting := unpublishedMessage(true, "owner not known yet", p81)
-			waiting.Unpublished.Put[0].Pending = true
-			a.say(waiting)
+			owner := unpublishedMessage(true, waiting, p81)
+			a.say(owner)
 			wantOpen(t, network, 80, 81)
-			held := unpublishedMessage(false, "withheld", p81)
-			held.Unpublished.Put[0].Withheld = true
+			held := unpublishedMessage(false, withheld, p81)
 			a.say(held)
 			wantOpen(t, network, 80, 81)
-			a.say(unpublishedMessage(false, "denied by rule 1", p81))
+			a.say(unpublishedMessage(false, denial, p81))
 			wantOpen(t, network, 80)
 		})
 	})
@@ -190,21 +188,19 @@ func TestIncompleteSnapshotKeepsPorts(t *testing.T) {
 // A port that a rule of the guest denies is not kept, though the report of it comes before
 // the first snapshot: a guest waits longer for its sources than before it reports.
 func TestDeniedPortIsNotKeptWhenReportedFirst(t *testing.T) {
-	pending := unpublishedMessage(true, "owner not known yet", p81)
-	pending.Unpublished.Put[0].Pending = true
-	withheld := unpublishedMessage(true, "withheld", p81)
-	withheld.Unpublished.Put[0].Withheld = true
-	begun := unpublishedMessage(true, "denied by rule 1", key(port.TCP, any4, 82))
+	pending := unpublishedMessage(true, waiting, p81)
+	withheld := unpublishedMessage(true, withheld, p81)
+	begun := unpublishedMessage(true, denial, key(port.TCP, any4, 82))
 	begun.Unpublished.More = true
 	for name, c := range map[string]struct {
 		report wire.Control
 		want   []uint16
 	}{
-		"denied":      {unpublishedMessage(true, "denied by rule 1", p81), []uint16{80}},
+		"denied":      {unpublishedMessage(true, denial, p81), []uint16{80}},
 		"pending":     {pending, []uint16{80, 81}},
 		"withheld":    {withheld, []uint16{80, 81}},
 		"not whole":   {begun, []uint16{80, 81}},
-		"of no ports": {unpublishedMessage(true, ""), []uint16{80, 81}},
+		"of no ports": {unpublishedMessage(true, port.Reason{}), []uint16{80, 81}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -328,7 +324,7 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 		want string
 	}{
 		"denied":  {named, "denied by the host's rules"},
-		"pending": {waiting, "not decided by the host's rules yet: " + rules.NotKnownYet},
+		"pending": {waiting, "not decided by the host's rules yet: owner not known yet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			keptRig(t, func(a *agent, h *Host, _ *memory) {

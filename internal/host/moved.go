@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/trust"
@@ -47,27 +48,24 @@ func (p *publication) portFor(wanted uint16) uint16 {
 	return wanted
 }
 
-// instead is the reason of an active claim at a port, empty if that is the wanted one.
-func (p *publication) instead(n uint16) string {
+// instead is the reason of an active claim at a port, none if that is the wanted one.
+func (p *publication) instead(n uint16) port.Reason {
 	if !p.onConflict.Moves() {
-		return ""
+		return port.Reason{}
 	}
 	if m, ok := p.guest.h.moved[p.id()]; ok && m.Port == n {
-		return fmt.Sprintf("instead of host port %d, which was in use", m.Wanted)
+		return port.Because(port.Moved, strconv.Itoa(int(m.Wanted)))
 	}
-	return ""
+	return port.Reason{}
 }
 
 // note is the reason of an active claim that is open at an address.
-func (p *publication) note(at netip.AddrPort) string {
+func (p *publication) note(at netip.AddrPort) port.Reason {
 	note := p.instead(at.Port())
 	if p.exposed.IsZero() || at.Addr().IsLoopback() {
 		return note
 	}
-	if note != "" {
-		note += "; "
-	}
-	return note + "open to other machines until " + p.exposed.UTC().Format("2006-01-02 15:04:05 UTC")
+	return port.Join(note, port.Because(port.OpenUntil, p.exposed.UTC().Format("2006-01-02 15:04:05 UTC")))
 }
 
 // describe sets the reasons of the active claims again.
@@ -75,7 +73,7 @@ func (p *publication) describe() {
 	p.guest.h.changed[p] = struct{}{}
 	for _, c := range p.claims {
 		if c.outcome.State == port.Active {
-			c.set(port.Active, c.outcome.HostAddress, "")
+			c.set(port.Active, c.outcome.HostAddress, port.Reason{})
 		}
 	}
 }

@@ -58,7 +58,7 @@ func TestMovedPortIsStable(t *testing.T) {
 				a.begins(snapshot(1, pub(k)))
 				_, stop := start(t, Options{Policy: onConflict(t, c), MovedFile: file}, a)
 				o := a.wants(k, port.Active)
-				if want := fmt.Sprintf("instead of host port %d, which was in use", p); o.Reason != want {
+				if want := fmt.Sprintf("instead of host port %d, which was in use", p); o.Reason.String() != want {
 					t.Errorf("reason %q, want %q", o.Reason, want)
 				}
 				n := o.HostAddress.Port()
@@ -119,7 +119,7 @@ func TestMoveEndsWithItsRule(t *testing.T) {
 	_ = ln.Close()
 	eventually(t, "the port is opened when it is free", func() bool {
 		o := a.heard(k)
-		return len(o) == 1 && o[0].State == port.Active && o[0].HostAddress.Port() == p && o[0].Reason == ""
+		return len(o) == 1 && o[0].State == port.Active && o[0].HostAddress.Port() == p && o[0].Reason.String() == ""
 	})
 }
 
@@ -154,7 +154,7 @@ func TestMovedPortYields(t *testing.T) {
 	a.say(put(1, pub(next)))
 	eventually(t, "the port is its own publication's", func() bool {
 		o, m := a.heard(next), a.heard(k)
-		return len(o) == 1 && o[0].State == port.Active && (o[0].HostAddress.Port() == p+1 || o[0].Reason != "") &&
+		return len(o) == 1 && o[0].State == port.Active && (o[0].HostAddress.Port() == p+1 || o[0].Reason.String() != "") &&
 			len(m) == 1 && m[0].State == port.Active && m[0].HostAddress != o[0].HostAddress
 	})
 }

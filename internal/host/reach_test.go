@@ -256,7 +256,7 @@ func TestHeldAddresses(t *testing.T) {
 	a.begins(snapshot(1, pub(k, at(lo4, k.Port), at(any4, k.Port))))
 	h, _ := start(t, Options{Policy: exposeAll(t), Held: []Held{{At: at(lo4, k.Port), By: "names"}}}, a)
 	o := a.wants(k, port.Conflict)
-	if want := at(lo4, k.Port).String() + " is held by names"; o.Reason != want {
+	if want := at(lo4, k.Port).String() + " is held by names"; o.Reason.String() != want {
 		t.Errorf("reason %q, want %q", o.Reason, want)
 	}
 	if !refused(t, at(lo4, k.Port)) {

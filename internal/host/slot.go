@@ -5,7 +5,6 @@ package host
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -76,7 +75,7 @@ func (p *publication) view() Publication {
 	wish := p.wire.Wish()
 	return Publication{
 		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source, Demands: p.wire.Demands,
-		OwnerPending: p.wire.OwnerPending, Label: wish.Rule, Alias: wish.Alias,
+		OwnerPending: p.wire.OwnerPending, Label: wish.Ref(), Alias: wish.Alias,
 		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
 	}
 }
@@ -103,10 +102,16 @@ func (c *claim) isOf(pub *publication) bool {
 	return len(c.names) == 0 || slices.ContainsFunc(c.names, func(d string) bool { return slices.Contains(pub.wire.Demands, d) })
 }
 
-// holder is the human-readable name of the claim's publication.
-func (c *claim) holder() string { return claims.Name(c.key, c.guest.name, c.pub.wire.Owner) }
+// holds is why a claim of a guest does not get what overlaps an address that this one has.
+func (c *claim) holds(at netip.AddrPort, from *guest) port.Reason {
+	code := port.HeldBy
+	if c.guest != from {
+		code = port.HeldByRival
+	}
+	return port.Because(code, at.String(), claims.Name(c.key, c.guest.name, c.pub.wire.Owner))
+}
 
-func (c *claim) set(state port.State, addr netip.AddrPort, reason string) {
+func (c *claim) set(state port.State, addr netip.AddrPort, reason port.Reason) {
 	if state == port.Active {
 		reason = c.pub.note(addr)
 	}
@@ -176,7 +181,7 @@ func (g *group) at(ip netip.Addr) *slot {
 // join enters a claim that is within the limit.
 func (h *Host) join(ctx context.Context, c *claim) {
 	c.admitted = true
-	c.set(port.Pending, c.addr, "")
+	c.set(port.Pending, c.addr, port.Reason{})
 	if c.addr.Port() == 0 {
 		c.slot = h.newSlot(c.key.Protocol, c.addr)
 		c.slot.winner.Store(c)
@@ -285,7 +290,7 @@ func (g *group) assign(ctx context.Context, h *Host) {
 		c, by := all[i], all[v.Winner]
 		switch {
 		case v.Conflict:
-			c.set(port.Conflict, c.addr, claims.Held(by.addr, by.holder()))
+			c.set(port.Conflict, c.addr, by.holds(by.addr, c.guest))
 		case by == c:
 			winners[c.addr.Addr()] = c
 		default:
@@ -322,7 +327,7 @@ func (g *group) asked(all []*claim) []claims.Claim {
 		out = append(out, claims.Claim{
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
-			Moved: c.pub.instead(c.addr.Port()) != "",
+			Moved: !c.pub.instead(c.addr.Port()).IsZero(),
 			Asked: claims.Asked(c.key, c.addr, len(w.Demands) > 0),
 			// A rule of this host that gives the port another number is its own word.
 			Yields: w.Wish().Yields && slices.ContainsFunc(w.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
@@ -367,7 +372,7 @@ type slot struct {
 	udp      *udpPort  // the listener, if it is one
 	bound    netip.AddrPort
 	state    port.State
-	reason   string
+	reason   port.Reason
 	past     *trouble // nil if no attempt has failed since it was open; see trouble
 	failed   bool     // the last attempt failed
 	beside   bool     // so narrower addresses are opened beside it; only of a wildcard
@@ -378,7 +383,7 @@ type slot struct {
 type trouble struct {
 	pause    schedule.Backoff
 	rare     schedule.Backoff // the pause beside narrower addresses
-	why      string           // the reason with the holder, empty while no holder is known
+	why      port.Reason      // with the holder, none while no holder is known
 	asked    time.Time        // when the holder was last looked up
 	whyState port.State       // that goes with why
 	kind     listenError      // of the last attempt
@@ -415,7 +420,7 @@ func (s *slot) open(ctx context.Context) {
 	s.failed = err != nil
 	if err == nil {
 		s.beside, s.past = false, nil
-		s.state, s.reason = port.Active, ""
+		s.state, s.reason = port.Active, port.Reason{}
 		s.h.stats.listeners.Add(1)
 		s.show()
 		return
@@ -426,20 +431,20 @@ func (s *slot) open(ctx context.Context) {
 	limit := failureMax
 	t := s.trouble()
 	if kind := kindOf(err); kind != t.kind { // what was found out explains another error
-		t.kind, t.why, t.asked = kind, "", time.Time{}
+		t.kind, t.why, t.asked = kind, port.Reason{}, time.Time{}
 	}
 	switch t.kind {
 	case inUse:
 		limit = conflictMax
 		s.h.stats.conflicts.Add(1)
 		if by := s.h.heldByUs(s); by != nil {
-			t.why, t.asked = "", time.Time{}
-			s.state, s.reason = port.Conflict, claims.Held(by.bound, by.winner.Load().holder())
+			t.why, t.asked = port.Reason{}, time.Time{}
+			s.state, s.reason = port.Conflict, by.winner.Load().holds(by.bound, s.winner.Load().guest)
 			break
 		}
 		s.state, s.reason = t.whyState, t.why
-		if t.why == "" {
-			s.state, s.reason = port.Conflict, fmt.Sprintf("%s is in use by another process", s.addr)
+		if t.why.IsZero() {
+			s.state, s.reason = port.Conflict, port.Because(port.InUse, s.addr.String())
 		}
 		s.findHolder()
 	case forbidden:
@@ -453,14 +458,14 @@ func (s *slot) open(ctx context.Context) {
 			guest = c.guest.name
 		}
 		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, guest, s.addr.Port())
-		s.fail(cmp.Or(t.why, fmt.Sprintf("listen on %s: %s", s.addr, forbiddenHint(s.addr, run))))
+		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.addr.String(), forbiddenHint(s.addr, run))))
 		if forbiddenHasHolder {
 			s.findHolder()
 		}
 	case noAddress:
-		s.fail(fmt.Sprintf("%s is not an address of this host", s.addr.Addr()))
+		s.fail(port.Because(port.NotOfHost, s.addr.Addr().String()))
 	default:
-		s.fail(err.Error())
+		s.fail(port.Because(port.SystemFailed, err.Error()))
 	}
 	s.retryIn(limit)
 	s.show()
@@ -488,7 +493,7 @@ func (s *slot) findHolder() {
 	}
 }
 
-func (s *slot) fail(reason string) {
+func (s *slot) fail(reason port.Reason) {
 	s.h.stats.failures.Add(1)
 	s.state, s.reason = port.Failed, reason
 }
@@ -565,7 +570,7 @@ func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
 		return
 	}
 	s.shut()
-	s.fail(err.Error())
+	s.fail(port.Because(port.SystemFailed, err.Error()))
 	s.failed = true
 	s.trouble().pause.Reset()
 	s.retryIn(failureMax)

@@ -254,12 +254,12 @@ func TestHolderIsForgotten(t *testing.T) {
 		network.take("127.0.0.1:80", true)
 		_, stop := start(t, Options{Network: network, Holders: new(once)}, a)
 		synctest.Wait()
-		if o := a.heard(k)[0]; !strings.Contains(o.Reason, "nginx") {
+		if o := a.heard(k)[0]; !strings.Contains(o.Reason.String(), "nginx") {
 			t.Errorf("reason %q, want the holder", o.Reason)
 		}
 		time.Sleep(holderAge + 3*conflictMax)
 		synctest.Wait()
-		if o := a.heard(k)[0]; o.State != port.Conflict || strings.Contains(o.Reason, "nginx") {
+		if o := a.heard(k)[0]; o.State != port.Conflict || strings.Contains(o.Reason.String(), "nginx") {
 			t.Errorf("outcome %v %q, want a conflict without the old holder", o.State, o.Reason)
 		}
 		stop()
@@ -279,7 +279,7 @@ func TestReservedRangeStaysFailed(t *testing.T) {
 		for range 30 {
 			time.Sleep(time.Second)
 			synctest.Wait()
-			if o := a.heard(k)[0]; o.State != port.Failed || !strings.Contains(o.Reason, "reserves") {
+			if o := a.heard(k)[0]; o.State != port.Failed || !strings.Contains(o.Reason.String(), "reserves") {
 				t.Fatalf("outcome %v %q, want failed as the range is reserved", o.State, o.Reason)
 			}
 		}

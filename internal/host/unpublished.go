@@ -17,12 +17,12 @@ import (
 // All text comes from the guest.
 type Unpublished struct {
 	ID
-	Pending, Withheld bool // see port.Decision
-	Rule, Reason      string
-	Owner             port.Owner // without labels
-	Source            string
-	Demands           []string  // by which it was asked for, see port.Demand
-	Since             time.Time // when the host first received it
+	Rule    port.RuleRef
+	Reason  port.Reason
+	Owner   port.Owner // without labels
+	Source  string
+	Demands []string  // by which it was asked for, see port.Demand
+	Since   time.Time // when the host first received it
 }
 
 // Unpublished returns a table of the ports that guests do not publish.
@@ -84,7 +84,7 @@ func (g *guest) putUnpublished(tx *table.Tx[ID, Unpublished], p wire.Unpublished
 		since = time.Now()
 	}
 	tx.Put(id, Unpublished{
-		ID: id, Pending: p.Pending, Withheld: p.Withheld, Rule: p.Rule, Reason: p.Reason, Owner: p.Owner, Source: p.Source,
+		ID: id, Rule: p.Rule, Reason: p.Reason.Reason, Owner: p.Owner, Source: p.Source,
 		Demands: p.Demands, Since: since,
 	})
 }

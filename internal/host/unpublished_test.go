@@ -14,10 +14,17 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-func unpublishedMessage(reset bool, reason string, keys ...port.Key) wire.Control {
+var (
+	rule1    = port.RuleRef{Kind: port.RuleConfigured, Number: 1}
+	denial   = rule1.Because(port.DeniedByRule)
+	waiting  = port.Because(port.OwnerAwaited)
+	withheld = port.Because(port.Unlistened)
+)
+
+func unpublishedMessage(reset bool, reason port.Reason, keys ...port.Key) wire.Control {
 	u := &wire.Unpublished{Reset: reset}
 	for _, k := range keys {
-		u.Put = append(u.Put, wire.UnpublishedPort{Key: k, Rule: "rule 1", Reason: reason, Source: "socket"})
+		u.Put = append(u.Put, wire.UnpublishedPort{Key: k, Rule: rule1, Reason: wire.FromReason(reason), Source: "socket"})
 	}
 	return wire.Control{Unpublished: u}
 }
@@ -26,7 +33,7 @@ func unpublishedMessage(reset bool, reason string, keys ...port.Key) wire.Contro
 func reasons(h *Host) map[uint16]string {
 	m := make(map[uint16]string)
 	for id, u := range h.Unpublished().View().All() {
-		m[id.Port] = u.Reason
+		m[id.Port] = u.Reason.String()
 	}
 	return m
 }
@@ -65,16 +72,16 @@ func (p strictPolicy) Host(_ string, pub port.Publication, asked []netip.AddrPor
 func TestUnpublishedPortsAreShown(t *testing.T) {
 	a := newAgent(t, "vm")
 	pubs, hidden, other := key(port.TCP, any4, 80), key(port.TCP, any4, 9229), key(port.UDP, any4, 53)
-	a.begins(snapshot(1, pub(pubs)), unpublishedMessage(true, "denied", hidden, other))
+	a.begins(snapshot(1, pub(pubs)), unpublishedMessage(true, denial, hidden, other))
 	network := newMemory()
 	h, _ := start(t, Options{Network: network, Grace: time.Minute, Policy: strictPolicy{t, hidden}}, a)
 	a.wants(pubs, port.Active)
-	wantReasons(t, h, "both", map[uint16]string{9229: "denied", 53: "denied"})
+	wantReasons(t, h, "both", map[uint16]string{9229: denial.String(), 53: denial.String()})
 	if n := h.Stats().Listeners; n != 1 {
 		t.Errorf("%d listeners", n)
 	}
 	a.say(wire.Control{Unpublished: &wire.Unpublished{Removed: []port.Key{other}, Omitted: 7, Unread: &wire.List[wire.Unread]{{Rule: "r"}}}})
-	wantReasons(t, h, "one is left", map[uint16]string{9229: "denied"})
+	wantReasons(t, h, "one is left", map[uint16]string{9229: denial.String()})
 	if g := h.Guests()[0]; g.Omitted != 7 || len(g.Unread) != 1 {
 		t.Errorf("%+v", g)
 	}
@@ -84,19 +91,19 @@ func TestUnpublishedPortsAreShown(t *testing.T) {
 
 	// A new session names them anew, in two parts; what it does not name is gone. What it
 	// names was never removed.
-	first, second := unpublishedMessage(true, "denied", other), unpublishedMessage(false, "denied", hidden)
+	first, second := unpublishedMessage(true, denial, other), unpublishedMessage(false, denial, hidden)
 	first.Unpublished.More = true
 	a.begins(snapshot(1, pub(pubs)), first, second)
 	a.drop(errors.New("lost"))
 	eventually(t, "the port is lost", func() bool { p, _ := h.View().Get(ID{"vm", pubs}); return p.Lost })
-	wantReasons(t, h, "kept while the guest is away", map[uint16]string{9229: "denied"})
+	wantReasons(t, h, "kept while the guest is away", map[uint16]string{9229: denial.String()})
 	a.up()
-	wantReasons(t, h, "both again", map[uint16]string{9229: "denied", 53: "denied"})
+	wantReasons(t, h, "both again", map[uint16]string{9229: denial.String(), 53: denial.String()})
 	eventually(t, "the port is not lost any more", func() bool { p, _ := h.View().Get(ID{"vm", pubs}); return !p.Lost })
 	if _, change := sub.Take(); len(change.Keys) != 1 || change.Keys[0].Key != other {
 		t.Errorf("changed: %v", change.Keys)
 	}
-	a.begins(snapshot(1, pub(pubs)), unpublishedMessage(true, "denied"))
+	a.begins(snapshot(1, pub(pubs)), unpublishedMessage(true, denial))
 	a.drop(errors.New("lost"))
 	a.up()
 	wantReasons(t, h, "none", nil)
@@ -105,9 +112,9 @@ func TestUnpublishedPortsAreShown(t *testing.T) {
 // They end with the grace period, also where nothing is published.
 func TestUnpublishedPortsEndWithTheGracePeriod(t *testing.T) {
 	a := newAgent(t, "vm")
-	a.begins(snapshot(1), unpublishedMessage(true, "denied", key(port.TCP, any4, 9229)))
+	a.begins(snapshot(1), unpublishedMessage(true, denial, key(port.TCP, any4, 9229)))
 	h, _ := start(t, Options{Grace: 10 * time.Millisecond}, a)
-	wantReasons(t, h, "shown", map[uint16]string{9229: "denied"})
+	wantReasons(t, h, "shown", map[uint16]string{9229: denial.String()})
 	a.drop(errors.New("lost"))
 	wantReasons(t, h, "forgotten", nil)
 }
@@ -123,7 +130,7 @@ func (o silent) Peer() link.Peer {
 
 func TestUnpublishedPortsEndWithAnAgentThatReportsNone(t *testing.T) {
 	a := newAgent(t, "vm")
-	a.begins(snapshot(1), unpublishedMessage(true, "denied", key(port.TCP, any4, 9229)))
+	a.begins(snapshot(1), unpublishedMessage(true, denial, key(port.TCP, any4, 9229)))
 	replaced := make(chan struct{})
 	dial := func(ctx context.Context) (link.Session, error) {
 		s, err := a.connect(ctx)
@@ -137,7 +144,7 @@ func TestUnpublishedPortsEndWithAnAgentThatReportsNone(t *testing.T) {
 		return s, err
 	}
 	h, _ := startGuests(t, Options{Grace: time.Minute, Guests: []Guest{{Name: "vm", Dial: dial}}})
-	wantReasons(t, h, "shown", map[uint16]string{9229: "denied"})
+	wantReasons(t, h, "shown", map[uint16]string{9229: denial.String()})
 	close(replaced)
 	a.begins(snapshot(1))
 	a.drop(errors.New("lost"))

@@ -129,9 +129,9 @@ func describeList(f *doctor.HostFacts, l status.List) {
 		}
 		slot := p.Key().Slot().String()
 		if i := in(port.Conflict); i >= 0 { // others may get the program that has it
-			f.Conflicts = append(f.Conflicts, doctor.Conflict{Port: slot, Reason: p.Outcomes[i].Reason})
+			f.Conflicts = append(f.Conflicts, doctor.Conflict{Port: slot, Reason: p.Outcomes[i].Reason, Code: p.Outcomes[i].Code})
 		} else if i := in(port.Failed); i >= 0 && in(port.Active) < 0 { // a host may lack IPv6
-			f.Failed = append(f.Failed, doctor.Conflict{Port: slot, Reason: p.Outcomes[i].Reason})
+			f.Failed = append(f.Failed, doctor.Conflict{Port: slot, Reason: p.Outcomes[i].Reason, Code: p.Outcomes[i].Code})
 		}
 	}
 }

@@ -173,7 +173,7 @@ func published(p host.Publication) port.Publication {
 	for i, o := range p.Outcomes {
 		hosts[i] = o.HostAddress
 	}
-	d := port.Decision{Allow: true, Host: hosts, Rule: p.Label, Labelled: p.Label != ""}
+	d := port.Decision{Allow: true, Host: hosts, Rule: p.Label}
 	d.SetLabels(port.Labels{Alias: p.Alias})
 	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since, Origins: origins(p), Decision: d,
@@ -204,7 +204,7 @@ func unpublished(u host.Unpublished) port.Publication {
 	return port.Publication{
 		Key: u.Key, Owner: u.Owner, Since: u.Since,
 		Origins:  origins(host.Publication{Source: u.Source, Demands: u.Demands, Since: u.Since}),
-		Decision: port.Decision{Pending: u.Pending, Withheld: u.Withheld, Rule: u.Rule, Reason: u.Reason},
+		Decision: port.Decision{Rule: u.Rule, Reason: u.Reason},
 	}
 }
 

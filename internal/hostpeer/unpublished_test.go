@@ -16,17 +16,23 @@ import (
 )
 
 func hidden(pending bool) host.Unpublished {
+	rule1 := port.RuleRef{Kind: port.RuleConfigured, Number: 1, Name: "no-debug"}
+	reason := rule1.Because(port.DeniedByRule)
+	if pending {
+		reason = port.Because(port.OwnerAwaited)
+	}
 	k := port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 9229}
 	return host.Unpublished{
-		ID: host.ID{Guest: "vm", Key: k}, Pending: pending, Rule: "rule 1 (no-debug)", Reason: "denied by rule 1 (no-debug)",
+		ID: host.ID{Guest: "vm", Key: k}, Rule: rule1, Reason: reason,
 		Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}, Source: "socket",
 	}
 }
 
 func TestRowOfUnpublishedPort(t *testing.T) {
 	for pending, state := range map[bool]port.State{false: port.Denied, true: port.Pending} {
+		reason := map[bool]string{false: "denied by rule 1 (no-debug)", true: "owner not known yet"}[pending]
 		row := describeUnpublished(hidden(pending), map[string]string{"vm": "dev"})
-		if !row.Unpublished || row.State != state || row.Guest != "vm" || row.GuestName != "dev" || row.Reason != "denied by rule 1 (no-debug)" || row.Owner.Name != "node" {
+		if !row.Unpublished || row.State != state || row.Guest != "vm" || row.GuestName != "dev" || row.Reason != reason || row.Code == port.Unstated || row.Owner.Name != "node" {
 			t.Errorf("%+v", row)
 		}
 		if len(row.HostAddresses)+len(row.Outcomes) > 0 || row.DialTarget != "" {
@@ -57,7 +63,7 @@ func TestExplainUnpublishedPort(t *testing.T) {
 	r := explain.Evaluate(explain.Facts{
 		Query: explain.Query{Port: 9229}, Host: true, Publications: []explain.Publication{{Publication: unpublished(hidden(false)), Guest: "vm"}},
 	})
-	if r.Verdict != explain.VerdictDenied || !strings.Contains(r.Summary, "no-debug") || !strings.Contains(r.Next, "in the guest") {
+	if r.Verdict != port.VerdictDenied || !strings.Contains(r.Summary, "no-debug") || !strings.Contains(r.Next, "in the guest") {
 		t.Errorf("%+v", r)
 	}
 }

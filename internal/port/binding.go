@@ -165,9 +165,6 @@ func Family(name string) string {
 	return family
 }
 
-// NotePaused ends, in brackets, the detail of an origin whose container is paused.
-const NotePaused = "paused"
-
 // Origin is the object that a binding comes from. ID is unique within its source
 // for as long as the object lives.
 type Origin struct {
@@ -205,6 +202,9 @@ type Binding struct {
 	// Inner marks a NAT rule for the guest's own programs alone, which connections
 	// from outside the guest do not match.
 	Inner bool
+
+	// Paused says that an engine has paused the container.
+	Paused bool
 
 	// Searching is true while the source searches for the process behind a socket.
 	Searching bool
@@ -257,6 +257,7 @@ type OriginInfo struct {
 	Detail   Detail
 	Withheld Reason
 	Inner    bool   // see Binding
+	Paused   bool   // see Binding
 	Maker    Maker  // see Binding
 	Doubt    string // see Binding
 	Program  string // the name of the process that owns a socket, "" if it is not known
@@ -269,18 +270,10 @@ const LabelPrefix = "fairlead."
 
 // Decision is what the rules decide about a publication.
 type Decision struct {
-	Rule   string // the rule that decided, human-readable: "rule 3 (no-debug)", "default"
-	Reason string // why it is denied
+	Rule   RuleRef // that decided
+	Reason Reason  // why it is not allowed
 	Allow  bool
-	// Withheld marks a denial by default: no rule forbids the port, but nothing is
-	// a reason to publish it either. Its flows are not reset.
-	Withheld bool
-	// Pending marks a provisional denial: what the rules decide depends on an owner
-	// that is not known yet.
-	Pending bool
-	// What labels of the owner ask for, if they are obeyed.
-	Labelled bool // they decided, and Rule names them
-	Yields   bool // they ask for another host port: whoever asks for it without labels goes first
+	Yields bool // labels ask for another host port: whoever asks for it without labels goes first
 
 	OnConflict    OnConflict       // what the host does where a port is in use
 	ProxyProtocol ProxyProtocol    // how the server is told who connects
@@ -288,6 +281,17 @@ type Decision struct {
 	Host          []netip.AddrPort // the host addresses asked for; port 0 asks for any free port; shared and immutable
 	Labels        *Labels          // the rest that labels ask for, which few ports have; nil for none; shared and immutable
 }
+
+// Withheld reports a denial by default: no rule forbids the port, but nothing is a reason to
+// publish it either. Its flows are not reset.
+func (d Decision) Withheld() bool { return !d.Allow && d.Reason.Kind() == Withholds }
+
+// Pending reports a provisional denial: what the rules decide depends on an owner that is not
+// known yet.
+func (d Decision) Pending() bool { return !d.Allow && d.Reason.Kind() == Waits }
+
+// Labelled reports whether labels of the owner decided, which Rule names.
+func (d Decision) Labelled() bool { return d.Rule.Kind == RuleLabel && d.Rule.Name != "" }
 
 // Labels is what labels of an owner say beside a rule.
 type Labels struct {
@@ -321,7 +325,7 @@ func (d *Decision) Warnings() []string {
 
 // sameLabels reports whether labels ask for the same.
 func (d *Decision) sameLabels(e *Decision) bool {
-	return d.Labelled == e.Labelled && d.Yields == e.Yields && d.Alias() == e.Alias() && slices.Equal(d.Warnings(), e.Warnings())
+	return d.Yields == e.Yields && d.Alias() == e.Alias() && slices.Equal(d.Warnings(), e.Warnings())
 }
 
 // OnConflict is what a host does where the port that a publication gets is in use.
@@ -389,7 +393,7 @@ func (p Publication) Equal(q Publication) bool {
 		p.Contained == q.Contained && slices.EqualFunc(p.Others, q.Others, OtherOwner.equal) &&
 		p.Rule == q.Rule && slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
 		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
-		p.Decision.Reason == q.Decision.Reason && p.Decision.Pending == q.Decision.Pending && slices.Equal(p.Decision.Host, q.Decision.Host) &&
+		p.Decision.Reason == q.Decision.Reason && slices.Equal(p.Decision.Host, q.Decision.Host) &&
 		p.Decision.sameLabels(&q.Decision) && p.Decision.ProxyProtocol == q.Decision.ProxyProtocol &&
 		p.Since.Equal(q.Since) && p.SinceAtLeast == q.SinceAtLeast
 }
@@ -401,6 +405,6 @@ func (p Publication) Inner() bool {
 }
 
 func (o OriginInfo) equal(p OriginInfo) bool {
-	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Maker == p.Maker && o.Program == p.Program && o.Doubt == p.Doubt &&
+	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Paused == p.Paused && o.Maker == p.Maker && o.Program == p.Program && o.Doubt == p.Doubt &&
 		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
 }

@@ -52,7 +52,7 @@ func (s *State) UnmarshalText(b []byte) error {
 type Outcome struct {
 	Key         Key
 	HostAddress netip.AddrPort // where it is, or would be, reachable; zero if nowhere
-	Reason      string         // one human-readable line; of an active one, why it has another port than wanted
+	Reason      Reason         // of an active one, what is to be known of it
 	Since       time.Time      // when this state began
 	State       State
 }

@@ -3,6 +3,7 @@
 package port
 
 import (
+	"cmp"
 	"iter"
 	"slices"
 	"strings"
@@ -16,16 +17,21 @@ type Reason struct{ of unique.Handle[because] }
 
 type because struct {
 	code Code
-	args [maxArgs]string
+	args [MaxArgs]string
+	rule RuleRef
 	next Reason
 }
 
-const maxArgs = 3
+// MaxArgs is how many arguments a code has at most.
+const MaxArgs = 3
 
 // Because returns a reason. There must be as many arguments as the code's text has places.
 // Arguments may be text of the guest: they are data to be quoted.
-func Because(c Code, args ...string) Reason {
-	b := because{code: c}
+func Because(c Code, args ...string) Reason { return RuleRef{}.Because(c, args...) }
+
+// Because returns a reason whose text names the rule.
+func (r RuleRef) Because(c Code, args ...string) Reason {
+	b := because{code: c, rule: r}
 	copy(b.args[:], args)
 	return Reason{unique.Make(b)}
 }
@@ -67,7 +73,7 @@ func (r Reason) Args() []string {
 		return nil
 	}
 	b := r.of.Value()
-	return slices.Clone(b.args[:b.code.places()])
+	return slices.Clone(b.args[:b.code.Places()])
 }
 
 // All returns the reasons one by one.
@@ -79,14 +85,57 @@ func (r Reason) All() iter.Seq[Reason] {
 	}
 }
 
+// Rule returns the rule that the first reason names.
+func (r Reason) Rule() RuleRef {
+	if r.IsZero() {
+		return RuleRef{}
+	}
+	return r.of.Value().rule
+}
+
+// Kind returns what the first reason does, 0 if there is none.
+func (r Reason) Kind() Kind { return r.Code().Kind() }
+
+// Verdict returns what `fairlead explain` answers because of the first reason.
+func (r Reason) Verdict() Verdict {
+	if r.Rule().OnHost && r.Kind() == Denies {
+		return VerdictHostDenied
+	}
+	info := r.Code().info()
+	return cmp.Or(info.verdict, kinds[info.kind].verdict)
+}
+
+// Advice returns what to do about the first reason, with places for what depends on the port:
+// see package explain.
+func (r Reason) Advice() string {
+	info := r.Code().info()
+	return cmp.Or(info.advice, kinds[info.kind].advice)
+}
+
 // String returns the text, "" for no reason. Several reasons are separated by "; ".
 func (r Reason) String() string {
-	var texts []string
-	for one := range r.All() {
-		args := one.of.Value().args
-		texts = append(texts, strings.NewReplacer("{0}", args[0], "{1}", args[1], "{2}", args[2]).Replace(one.Code().info().text))
+	if r.IsZero() {
+		return ""
 	}
-	return strings.Join(texts, "; ")
+	b := r.of.Value()
+	text := b.text()
+	for one := range b.next.All() {
+		text += "; " + one.of.Value().text()
+	}
+	return text
+}
+
+// text is the code's, with arguments and the rule in their places.
+func (b because) text() string {
+	text := b.code.info().text
+	if !strings.Contains(text, "{") {
+		return text
+	}
+	places := append(make([]string, 0, 2*MaxArgs+2), rulePlace, b.rule.String())
+	for i, arg := range b.args {
+		places = append(places, argPlaces[i], arg)
+	}
+	return strings.NewReplacer(places...).Replace(text)
 }
 
 // Reach is who reaches what a reason is about, though it is not published.
@@ -99,10 +148,10 @@ const (
 	Everybody
 )
 
-// Reach returns who reaches the port, the zero value's answer is Everybody: nothing keeps
-// anybody from it. Of several reasons the widest counts.
+// Reach returns who reaches the port: everybody, unless it is withheld for a reason that keeps
+// some from it. Of several reasons the widest counts.
 func (r Reason) Reach() (widest Reach) {
-	if r.IsZero() {
+	if r.Kind() != Withholds {
 		return Everybody
 	}
 	for one := range r.All() {

@@ -3,6 +3,9 @@
 package port
 
 import (
+	"flag"
+	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,9 +20,49 @@ func TestCodesAreComplete(t *testing.T) {
 			t.Errorf("code %d: %+v: want a name of its own, and a text", c, info)
 		}
 		names[info.name] = true
-		if n := strings.Count(info.text, "{"); n != c.places() || n > maxArgs {
-			t.Errorf("%s: %d places in %q, want {0} to {%d}, each once", c, n, info.text, maxArgs-1)
+		if info.kind == 0 || info.kind != Notes && Because(c).Verdict() == "" || info.kind != Notes && Because(c).Advice() == "" {
+			t.Errorf("%s: %+v: want a kind, and what to say and to do", c, info)
 		}
+		if n := strings.Count(strings.ReplaceAll(info.text, rulePlace, ""), "{"); n != c.Places() || n > MaxArgs {
+			t.Errorf("%s: %d places in %q, want {0} to {%d}, each once", c, n, info.text, MaxArgs-1)
+		}
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden file")
+
+// The codes are the interface for programs, and their texts for people: a change shows here.
+func TestCodesAreThoseOfTheGoldenFile(t *testing.T) {
+	const golden = "testdata/codes.golden"
+	var b strings.Builder
+	for c := Unstated + 1; c < codes; c++ {
+		r := Because(c, "{0}", "{1}", "{2}")
+		fmt.Fprintf(&b, "%s: %s (%s)\n", c, c.info().text, r.Verdict())
+	}
+	if *update {
+		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil || string(want) != b.String() {
+		t.Errorf("%v; got\n%s", err, b.String())
+	}
+}
+
+// Everything of a reason but its text decides whether it is the same.
+func TestReasonsNameRules(t *testing.T) {
+	rule := RuleRef{Kind: RuleRuntime, Number: 2, Name: "deny all"}
+	guest, host := rule.Because(DeniedByRule), rule.Here(true).Because(DeniedByRule)
+	if guest == host || guest.Rule() != rule || guest.String() != "denied by runtime rule 2 (deny all)" || host.String() != "denied by host runtime rule 2 (deny all)" {
+		t.Errorf("%q, %q", guest, host)
+	}
+	if guest.Verdict() != VerdictDenied || host.Verdict() != VerdictHostDenied || guest.Kind() != Denies || !guest.Code().NamesRule() {
+		t.Errorf("verdicts %s, %s", guest.Verdict(), host.Verdict())
+	}
+	d := Decision{Rule: rule, Reason: Because(OwnerAwaited)}
+	if !d.Pending() || d.Withheld() || (Decision{Allow: true, Reason: Because(OwnerAwaited)}).Pending() || !(Decision{Reason: Because(Unlistened)}).Withheld() {
+		t.Error("the kind of the reason does not decide")
 	}
 }
 

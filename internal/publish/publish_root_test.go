@@ -194,6 +194,8 @@ func (r *rig) Stale(err error) {
 func (r *rig) Warn([]string) {}
 func (r *rig) Method(string) {}
 
+func (r *rig) Lacks(registry.Lack, string) {}
+
 var _ registry.Feed = (*rig)(nil)
 
 // published returns the only publication.

@@ -58,7 +58,7 @@ type Options struct {
 type SinkOutcome struct {
 	Sink        string
 	HostAddress netip.AddrPort
-	Reason      string
+	Reason      port.Reason
 	Since       time.Time
 	State       port.State
 }
@@ -274,14 +274,14 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 				if !wanted || !old.Equal(p) {
 					tx.Share(view, k)
 				}
-			case there && p.Decision.Pending: // it may turn out to be forbidden: at once
+			case there && p.Decision.Pending(): // it may turn out to be forbidden: at once
 				delete(h.due, k)
 				if wanted {
 					h.pending[k] = struct{}{}
 				}
 				tx.Delete(k)
 				h.release(tx, k.Slot())
-			case there && !p.Decision.Withheld: // forbidden by a rule: at once
+			case there && !p.Decision.Withheld(): // forbidden by a rule: at once
 				delete(h.due, k)
 				if _, was := h.pending[k]; wanted || was {
 					denied = append(denied, k)
@@ -328,7 +328,7 @@ func replaced(view View, p port.Publication) bool {
 // it must not be reached by a held port.
 func forbidden(view View, s port.Slot) bool {
 	for _, p := range view.Range(s.Bounds()) {
-		if !p.Decision.Allow && !p.Decision.Withheld {
+		if !p.Decision.Allow && !p.Decision.Withheld() {
 			return true
 		}
 	}
@@ -544,7 +544,7 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 					observed = append(observed, p.Observed)
 				}
 			case wanted && failed:
-				w.replace(tx, k, []port.Outcome{{Key: k, State: port.Failed, Reason: err.Error()}}, now)
+				w.replace(tx, k, []port.Outcome{{Key: k, State: port.Failed, Reason: port.Because(port.SystemFailed, err.Error())}}, now)
 			case !wanted && err == nil:
 				w.replace(tx, k, nil, now)
 			}

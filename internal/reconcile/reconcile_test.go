@@ -244,7 +244,7 @@ func TestWithheldIsHeldAndNotDenied(t *testing.T) {
 		p := pub("127.0.0.1:80", true)
 		g.put(p)
 		want(t, s, "tcp 127.0.0.1:80")
-		p.Decision = port.Decision{Withheld: true}
+		p.Decision = port.Decision{Reason: port.Because(port.Unlistened)}
 		g.put(p)
 		want(t, s, "tcp 127.0.0.1:80")
 		g.drop(p)
@@ -265,7 +265,7 @@ func TestPendingIsNotHeldAndResetsOnceDenied(t *testing.T) {
 		p := pub("127.0.0.1:80", true)
 		g.put(p)
 		want(t, s, "tcp 127.0.0.1:80")
-		for _, d := range []port.Decision{{Pending: true}, p.Decision, {Pending: true}} {
+		for _, d := range []port.Decision{{Reason: port.Because(port.OwnerAwaited)}, p.Decision, {Reason: port.Because(port.OwnerAwaited)}} {
 			p.Decision = d
 			g.put(p)
 			synctest.Wait()
@@ -285,7 +285,7 @@ func TestPendingIsNotHeldAndResetsOnceDenied(t *testing.T) {
 // A port that is held is open: what comes next on it must not be reached by that
 // if it is, or may be, forbidden.
 func TestForbiddenPortEndsTheHoldOnItsSlot(t *testing.T) {
-	for _, d := range []port.Decision{{Pending: true}, {Reason: "denied by rule 1"}} {
+	for _, d := range []port.Decision{{Reason: port.Because(port.OwnerAwaited)}, {Reason: port.RuleRef{Kind: port.RuleConfigured, Number: 1}.Because(port.DeniedByRule)}} {
 		s := newSink()
 		run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
 			old, other := pub("[::]:80", true), pub("[::]:81", true)
@@ -304,7 +304,7 @@ func TestForbiddenPortEndsTheHoldOnItsSlot(t *testing.T) {
 }
 
 func TestForbiddenPortPreventsHoldOnSlot(t *testing.T) {
-	for _, d := range []port.Decision{{Pending: true}, {Reason: "denied by rule 1"}} {
+	for _, d := range []port.Decision{{Reason: port.Because(port.OwnerAwaited)}, {Reason: port.RuleRef{Kind: port.RuleConfigured, Number: 1}.Because(port.DeniedByRule)}} {
 		for _, addrs := range [][2]string{{"[::]:80", "0.0.0.0:80"}, {"0.0.0.0:80", "[::]:80"}} {
 			for _, denied := range []string{"before", "with", "after"} { // the end of the other one
 				s := newSink()
@@ -334,7 +334,7 @@ func TestWithheldPortAllowsHoldOnSlot(t *testing.T) {
 	s := newSink()
 	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
 		old, other := pub("[::]:80", true), pub("0.0.0.0:80", false)
-		other.Decision.Withheld = true
+		other.Decision.Reason = port.Because(port.Unlistened)
 		g.put(other)
 		g.put(old)
 		want(t, s, "tcp [::]:80")
@@ -356,7 +356,7 @@ func TestFailedSyncIsRetriedAndLosesNothing(t *testing.T) {
 		p := pub("127.0.0.1:80", true)
 		g.put(p)
 		synctest.Wait()
-		if outs, _ := g.r.Outcomes().View().Get(p.Key); len(outs) != 1 || outs[0].State != port.Failed || outs[0].Reason != "peer hung" {
+		if outs, _ := g.r.Outcomes().View().Get(p.Key); len(outs) != 1 || outs[0].State != port.Failed || outs[0].Reason.String() != "peer hung" {
 			t.Errorf("outcomes after a failure = %+v", outs)
 		}
 		time.Sleep(30 * time.Second)

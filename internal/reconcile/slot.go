@@ -20,7 +20,7 @@ type Slot struct {
 
 	mu     sync.Mutex
 	sink   Sink // nil for none
-	reason string
+	reason port.Reason
 	puts   uint64 // calls of Put
 	synced uint64 // puts of the last Sync that succeeded
 
@@ -40,7 +40,7 @@ func (s *Slot) Wake() <-chan struct{} { return s.wake }
 
 // Put replaces the sink, which must have closed what it published. Nil is none, for a
 // reason.
-func (s *Slot) Put(sink Sink, reason string) {
+func (s *Slot) Put(sink Sink, reason port.Reason) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sink == nil && s.sink == nil && s.reason == reason {
@@ -50,7 +50,7 @@ func (s *Slot) Put(sink Sink, reason string) {
 	s.stay()
 }
 
-func (s *Slot) put(sink Sink, reason string) {
+func (s *Slot) put(sink Sink, reason port.Reason) {
 	s.sink, s.reason = sink, reason
 	s.puts++
 	s.wake.Notify()
@@ -63,7 +63,7 @@ func (s *Slot) Withdraw() (left <-chan struct{}) {
 	defer s.mu.Unlock()
 	if s.sink != nil {
 		sink := s.sink
-		s.put(nil, "")
+		s.put(nil, port.Reason{})
 		s.leaving, s.left = sink, make(chan struct{})
 		if s.used != sink { // it published nothing yet
 			s.stay()
@@ -153,11 +153,11 @@ func (s *Slot) Sync(ctx context.Context, want View, change Change) (port.Outcome
 }
 
 // empty returns the outcomes of a slot without a sink.
-func empty(want View, change Change, reason string) port.Outcomes {
+func empty(want View, change Change, reason port.Reason) port.Outcomes {
 	out := make(port.Outcomes, len(change.Keys))
 	for _, k := range change.Keys {
 		out[k] = nil
-		if _, ok := want.Get(k); ok && reason != "" {
+		if _, ok := want.Get(k); ok && !reason.IsZero() {
 			out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: reason}}
 		}
 	}

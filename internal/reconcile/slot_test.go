@@ -36,20 +36,20 @@ func TestSlot(t *testing.T) {
 		}
 	}
 	want("empty", put(80), 0)
-	s.Put(nil, "none is there")
+	s.Put(nil, port.Because(port.PeerUnproved, "none is there"))
 	<-s.Wake()
 	want("with a reason: all", put(81), port.Pending, port.Pending)
 	want("what is new", put(82), port.Pending)
 	sink := newSink()
-	s.Put(sink, "")
+	s.Put(sink, port.Reason{})
 	<-s.Wake()
 	want("a sink gets all", put(83), port.Active, port.Active, port.Active, port.Active)
 	want("and then changes", put(84), port.Active)
-	s.Put(nil, "")
+	s.Put(nil, port.Reason{})
 	<-s.Wake()
 	want("gone", Change{Base: 1}, 0, 0, 0, 0, 0)
 	want("nothing new", Change{Base: 1})
-	s.Put(nil, "")
+	s.Put(nil, port.Reason{})
 	select {
 	case <-s.Wake():
 		t.Error("no change, and a wake-up")
@@ -80,11 +80,11 @@ func TestSlotWithdraw(t *testing.T) {
 	if !left() {
 		t.Error("an empty slot waits")
 	}
-	s.Put(sink, "")
+	s.Put(sink, port.Reason{})
 	if !left() {
 		t.Error("the slot waits for a sink that published nothing")
 	}
-	s.Put(sink, "")
+	s.Put(sink, port.Reason{})
 	sync(1)
 	if first, again := left(), left(); first || again {
 		t.Error("the sink left before it closed what it published")
@@ -94,10 +94,10 @@ func TestSlotWithdraw(t *testing.T) {
 		t.Error("the slot waits for a sink that has left")
 	}
 	sync(1, 0)
-	s.Put(sink, "")
+	s.Put(sink, port.Reason{})
 	sync(1, 0, 1)
 	wait := s.Withdraw()
-	s.Put(sink, "")
+	s.Put(sink, port.Reason{})
 	<-wait // it stays
 	sync(1, 0, 1, 1)
 }

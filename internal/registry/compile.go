@@ -278,7 +278,7 @@ func publication(ms, slot, nat []member, all slots) merged {
 	for _, m := range ms {
 		b := m.binding
 		p.Origins = append(p.Origins, port.OriginInfo{
-			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheldIn(slot), Inner: b.Inner, Maker: b.Maker, Doubt: b.Doubt,
+			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheldIn(slot), Inner: b.Inner, Paused: b.Paused, Maker: b.Maker, Doubt: b.Doubt,
 			Program: program(b), Since: b.Since, Dial: b.Dial,
 		})
 	}

@@ -81,7 +81,7 @@ func TestClaimsOfTwoEngines(t *testing.T) {
 				g.want(t, "both are live", "pending")
 				p := g.publication(t, port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200})
 				want := fmt.Sprintf("owner not certain: claimed for container %s and container %s", first, other)
-				if p.Decision.Reason != want {
+				if p.Decision.Reason.String() != want {
 					t.Errorf("reason %q, want %q", p.Decision.Reason, want)
 				}
 				time.Sleep(time.Hour)
@@ -170,7 +170,7 @@ func TestUnknownTargetIsPending(t *testing.T) {
 				wants := func(when, state string) {
 					t.Helper()
 					p := g.publication(t, rule.Key)
-					if d := p.Decision; d.Pending != (state == "pending") || d.Allow != (state == "allow") {
+					if d := p.Decision; d.Pending() != (state == "pending") || d.Allow != (state == "allow") {
 						t.Errorf("%+v, %v: %s: %+v, want %s", owner.Owner, targets, when, d, state)
 					}
 				}
@@ -248,7 +248,7 @@ func TestRuleOfAnotherAddressDivertsTheDial(t *testing.T) {
 							state = "allow"
 						}
 						p := g.publication(t, b.Key)
-						if d := p.Decision; d.Pending != (state == "pending") || d.Allow != (state == "allow") {
+						if d := p.Decision; d.Pending() != (state == "pending") || d.Allow != (state == "allow") {
 							t.Errorf("%s and a rule for %s, %s first, container %v: %s: %+v, want %s", c.socket, c.rule, first, inside, when, d, state)
 						}
 					}
@@ -280,7 +280,7 @@ func TestSecondRuleToAnAddressOfAStaleEngine(t *testing.T) {
 		if p := g.publication(t, old[0].Key); !p.Decision.Allow {
 			t.Errorf("the old rule: %+v", p.Decision)
 		}
-		if p := g.publication(t, other[0].Key); !p.Decision.Pending {
+		if p := g.publication(t, other[0].Key); !p.Decision.Pending() {
 			t.Errorf("the new rule: %+v", p.Decision)
 		}
 		old[0].Detail = port.NewDetail("another comment")
@@ -465,7 +465,7 @@ func TestRuleLeftBehindBeforeTheAgentStarted(t *testing.T) {
 				g.nat.Apply(put(rs))
 			}
 			g.want(t, first, "deny")
-			if p := g.publication(t, rs[0].Key); p.Decision.Reason != "left behind by container n1, stopped" {
+			if p := g.publication(t, rs[0].Key); p.Decision.Reason.String() != "left behind by container n1, stopped" {
 				t.Errorf("%s: %+v", first, p.Decision)
 			}
 			delete(g.facts.gone, k.Address)

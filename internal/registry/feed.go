@@ -2,7 +2,11 @@
 
 package registry
 
-import "github.com/fairlead/fairlead/internal/port"
+import (
+	"errors"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
 
 // Feed is how a source reports. The registry keeps what each source last reported.
 // Methods may be called from any goroutine; calls must be in the order of events.
@@ -20,4 +24,19 @@ type Feed interface {
 	Warn(texts []string)
 	// Method names the mechanism in use, for status: "fentry", "poll 1s".
 	Method(name string)
+	// Lacks reports that there is nothing to observe, and why as its method.
+	Lacks(lack Lack, why string)
 }
+
+// Lack is why a source has nothing to observe.
+type Lack uint8
+
+// What a source may lack.
+const (
+	Nothing  Lack = iota
+	Engine        // nothing of an engine is there
+	Settings      // there are settings, and they must not be used
+)
+
+// ErrUnusable is in the error of a source that lacks [Settings].
+var ErrUnusable = errors.New("settings that must not be used")

@@ -16,6 +16,7 @@ type kept struct {
 	port.Key
 	DualStack bool
 	Inner     bool
+	Paused    bool
 	Searching bool
 	Maker     port.Maker
 	Origin    port.Origin
@@ -35,7 +36,7 @@ func (s *source) keep(b *port.Binding) *kept {
 	s.last.owner = shared(s.last.owner, b.Owner, port.Owner.Equal)
 	s.last.hints = shared(s.last.hints, b.Hints, port.Hints.Equal)
 	return &kept{
-		Key: b.Key, DualStack: b.DualStack, Inner: b.Inner, Searching: b.Searching, Maker: b.Maker,
+		Key: b.Key, DualStack: b.DualStack, Inner: b.Inner, Paused: b.Paused, Searching: b.Searching, Maker: b.Maker,
 		Origin: port.Origin{Source: s.name, ID: b.Origin.ID}, Withheld: b.Withheld, Rule: b.Rule,
 		Dial: b.Dial, Doubt: b.Doubt, Owner: s.last.owner, Hints: s.last.hints, Detail: b.Detail, Since: b.Since,
 	}
@@ -52,7 +53,7 @@ func shared[T any](last *T, v T, equal func(a, b T) bool) *T {
 // same reports whether a source repeats a binding.
 func (k *kept) same(b *port.Binding) bool {
 	return k.Key == b.Key && k.Origin.ID == b.Origin.ID && k.DualStack == b.DualStack &&
-		k.Withheld == b.Withheld && k.Inner == b.Inner && k.Maker == b.Maker && k.Doubt == b.Doubt && k.Rule == b.Rule &&
+		k.Withheld == b.Withheld && k.Inner == b.Inner && k.Paused == b.Paused && k.Maker == b.Maker && k.Doubt == b.Doubt && k.Rule == b.Rule &&
 		k.Searching == b.Searching && slices.Equal(k.Dial, b.Dial) && k.Owner.Equal(b.Owner) &&
 		k.Hints.Equal(b.Hints) && k.Detail.Equal(b.Detail)
 }

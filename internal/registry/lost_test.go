@@ -19,7 +19,7 @@ func (g guarded) wantPort(t *testing.T, when, at, state string) {
 	d := g.publication(t, port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()}).Decision
 	got := "deny"
 	switch {
-	case d.Pending:
+	case d.Pending():
 		got = "pending"
 	case d.Allow:
 		got = "allow"

@@ -4,6 +4,7 @@ package registry
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -28,6 +29,7 @@ type SourceStatus struct {
 	Name   string
 	State  SourceState
 	Method string
+	Lack   Lack
 	Error  string
 	Since  time.Time // of this state
 	// Warnings are what the source could not use, sorted. Immutable.
@@ -35,7 +37,7 @@ type SourceStatus struct {
 }
 
 func (s SourceStatus) equal(t SourceStatus) bool {
-	return s.Name == t.Name && s.State == t.State && s.Method == t.Method && s.Error == t.Error &&
+	return s.Name == t.Name && s.State == t.State && s.Method == t.Method && s.Lack == t.Lack && s.Error == t.Error &&
 		s.Since.Equal(t.Since) && slices.Equal(s.Warnings, t.Warnings)
 }
 
@@ -142,15 +144,20 @@ func (s *source) Stale(err error) {
 		s.r.log.Warn("source is stale; keeping its last set", "source", s.name, "err", err)
 	}
 	st := s.status
-	st.State, st.Error = Stale, text
+	st.State, st.Error, st.Lack = Stale, text, Nothing
+	if errors.Is(err, ErrUnusable) {
+		st.Lack = Settings
+	}
 	s.setStatus(st)
 }
 
-func (s *source) Method(name string) {
+func (s *source) Method(name string) { s.Lacks(Nothing, name) }
+
+func (s *source) Lacks(lack Lack, why string) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	st := s.status
-	st.Method = name
+	st.Method, st.Lack = why, lack
 	s.setStatus(st)
 }
 

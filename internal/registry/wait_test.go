@@ -56,7 +56,7 @@ func (g guarded) want(t *testing.T, when, state string) {
 	for k, p := range g.Publications().View().All() {
 		got := "deny"
 		switch {
-		case p.Decision.Pending:
+		case p.Decision.Pending():
 			got = "pending"
 		case p.Decision.Allow:
 			got = "allow"
@@ -274,7 +274,7 @@ func TestRuleOfAStoppedContainerIsWithheld(t *testing.T) {
 				g.facts.remove(address("10.4.0.2"))
 				g.want(t, "the exit event", "deny")
 				p, _ := g.Publications().View().Get(rs[0].Key)
-				if want := "left behind by container " + name + ", stopped"; p.Decision.Reason != want || !p.Decision.Withheld {
+				if want := "left behind by container " + name + ", stopped"; p.Decision.Reason.String() != want || !p.Decision.Withheld() {
 					t.Errorf("decision %+v, want it withheld, %q", p.Decision, want)
 				}
 				time.Sleep(time.Hour)

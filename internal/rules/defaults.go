@@ -9,30 +9,35 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// What decides when no rule does, as Decision.Rule names it.
-const (
-	defaultAllow    = "default"
-	DefaultUDP      = "default: udp well-known"     // of the UDP ports of a guest's own network
-	DefaultEngine   = "default: engine's own ports" // of the ports by which engines talk to themselves
-	defaultWithheld = "default: withheld"
-	hostDefault     = "host default"
+// What decides when no rule does and nothing is held.
+var (
+	defaultAllow = port.RuleRef{Kind: port.RuleDefault}
+	hostDefault  = port.RuleRef{Kind: port.RuleDefault, OnHost: true}
 )
 
-// held returns the default that denies p unless a rule names its port. A port that
-// a container or Service declares is named by that.
-func held(p *port.Publication) (by, reason string) {
+// held returns why a default denies p unless a rule names its port, no reason if none does. A
+// port that a container or Service declares is named by that.
+func held(p *port.Publication) port.Reason {
 	if !declared(p) {
 		switch {
 		case p.Protocol == port.UDP && wellKnownUDP(p.Port):
-			return DefaultUDP, "a service of the guest's own network; an allow rule that names the port publishes it"
+			return port.Because(port.WellKnownUDP)
 		case slices.ContainsFunc(engineInternals, func(e engineInternal) bool { return e.matches(p) }):
-			return DefaultEngine, "a port of an engine itself; an allow rule that names the port publishes it"
+			return port.Because(port.EnginesOwn)
 		}
 	}
-	if reason := withheld(p.Origins); !reason.IsZero() {
-		return defaultWithheld, reason.String()
+	return withheld(p.Origins)
+}
+
+// defaultOf returns the default that denies for a reason.
+func defaultOf(r port.Reason) port.RuleRef {
+	switch r.Code() {
+	case port.WellKnownUDP:
+		return port.RuleRef{Kind: port.RuleUDP}
+	case port.EnginesOwn, port.OwnerAwaited:
+		return port.RuleRef{Kind: port.RuleEngine}
 	}
-	return "", ""
+	return port.RuleRef{Kind: port.RuleWithheld}
 }
 
 // declared reports whether somebody asked an engine for the port, or us for it by name.
@@ -54,7 +59,7 @@ func wellKnownUDP(n uint16) bool {
 	return false
 }
 
-// mayBeHeld reports whether [DefaultEngine] would deny p with another owner than it
+// mayBeHeld reports whether [port.EnginesOwn] would deny p with another owner than it
 // has, while that is pending.
 func mayBeHeld(p *port.Publication) bool {
 	return p.OwnerPending && !declared(p) && slices.ContainsFunc(engineInternals, func(e engineInternal) bool { return e.mayMatch(p) })

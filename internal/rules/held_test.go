@@ -31,10 +31,10 @@ func TestContainersOfUsersEngines(t *testing.T) {
 		rule  string
 		wide  bool
 	}{
-		{"none", nil, true, defaultAllow, false},
-		{"allow by name", []Rule{wide(Match{Name: "web"})}, true, defaultAllow, false},
-		{"allow by kind", []Rule{wide(Match{Owners: container})}, true, defaultAllow, false},
-		{"allow by label", []Rule{wide(Match{Labels: map[string]string{"a": "b"}})}, true, defaultAllow, false},
+		{"none", nil, true, defaultAllow.String(), false},
+		{"allow by name", []Rule{wide(Match{Name: "web"})}, true, defaultAllow.String(), false},
+		{"allow by kind", []Rule{wide(Match{Owners: container})}, true, defaultAllow.String(), false},
+		{"allow by label", []Rule{wide(Match{Labels: map[string]string{"a": "b"}})}, true, defaultAllow.String(), false},
 		{"allow by port", []Rule{wide(Match{Ports: []PortRange{{8080, 8080}}})}, true, "rule 1", true},
 		{"allow its process", []Rule{wide(Match{Owners: process, Name: "rootlesskit"})}, true, "rule 1", true},
 		{"only containers", []Rule{wide(Match{Owners: container}), deny}, false, "rule 2", false},
@@ -43,7 +43,7 @@ func TestContainersOfUsersEngines(t *testing.T) {
 		{"deny by kind", []Rule{no(Match{Owners: container})}, false, "rule 1", false},
 		{"deny its process", []Rule{no(Match{Name: "rootlesskit"})}, false, "rule 1", false},
 		{"deny processes", []Rule{no(Match{Owners: process})}, false, "rule 1", false},
-		{"deny another", []Rule{no(Match{Name: "db"})}, true, defaultAllow, false},
+		{"deny another", []Rule{no(Match{Name: "db"})}, true, defaultAllow.String(), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := New(Loopback(), c.rules)
@@ -52,7 +52,7 @@ func TestContainersOfUsersEngines(t *testing.T) {
 			}
 			s = s.WithLabels(true)
 			d := s.Decide(p)
-			if d.Allow != c.allow || d.Rule != c.rule || d.Allow && d.Host[0].Addr().IsUnspecified() != c.wide || d.Allow && d.Host[0].Port() != 8080 {
+			if d.Allow != c.allow || d.Rule.String() != c.rule || d.Allow && d.Host[0].Addr().IsUnspecified() != c.wide || d.Allow && d.Host[0].Port() != 8080 {
 				t.Errorf("Decide = %+v", d)
 			}
 			decides := 0

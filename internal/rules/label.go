@@ -21,15 +21,7 @@ const (
 	LabelName     = port.LabelPrefix + "name"      // a name for it on the host
 )
 
-const (
-	labelRules   = "labels"               // the step of an explanation
-	waitingLabel = "a label of its owner" // decides when the owner is known
-)
-
-// ByLabel reports whether a decision's rule, also on a host, is the labels of an owner.
-func ByLabel(rule string) bool {
-	return strings.HasPrefix(rule, "label "+port.LabelPrefix) || strings.HasPrefix(rule, "labels "+port.LabelPrefix)
-}
+const labelRules = "labels" // the step of an explanation
 
 // maxLabelText is how many bytes of a label's value are read, and quoted.
 const maxLabelText = 256
@@ -182,19 +174,19 @@ func (w *wish) rule(o *port.Owner) *rule {
 			m.Labels[k] = v
 		}
 	}
-	t := w.title()
-	return &rule{Rule: Rule{Match: m, Deny: w.deny}, title: t, hostTitle: "guest's " + t, isLabel: true}
+	return &rule{Rule: Rule{Match: m, Deny: w.deny}, ref: port.RuleRef{Kind: port.RuleLabel, Name: w.title()}}
 }
 
 // obey applies the labels of p's owner to what the rules and the defaults decide by d.
 // Winner is the rule that decided, nil if it was a default.
 func (s *Set) obey(p *port.Publication, d port.Decision, winner *rule) (port.Decision, *rule) {
-	if d.Pending {
+	if d.Pending() {
 		return d, winner
 	}
 	if p.OwnerPending {
 		if winner == nil && d.Allow {
-			return port.Decision{Rule: waitingLabel, Reason: NotKnownYet, Pending: true}, &rule{title: waitingLabel, isLabel: true}
+			r := &rule{ref: port.RuleRef{Kind: port.RuleLabel}}
+			return port.Decision{Rule: r.ref, Reason: port.Because(port.OwnerAwaited)}, r
 		}
 		return d, winner
 	}
@@ -220,10 +212,10 @@ func (s *Set) obey(p *port.Publication, d port.Decision, winner *rule) (port.Dec
 func (w *wish) refuse(p *port.Publication, d *port.Decision) {
 	switch {
 	case w.expose == "" || w.deny:
-	case !d.Allow && !d.Withheld:
-		w.complain(&p.Owner, LabelExpose, "the port is denied by "+d.Rule)
+	case !d.Allow && !d.Withheld():
+		w.complain(&p.Owner, LabelExpose, "the port is denied by "+d.Rule.String())
 	case d.Allow && !w.within(d.Host):
-		w.complain(&p.Owner, LabelExpose, "wider than "+d.Rule+" allows")
+		w.complain(&p.Owner, LabelExpose, "wider than "+d.Rule.String()+" allows")
 	}
 }
 
@@ -254,11 +246,10 @@ func (s *Set) grant(p *port.Publication, d port.Decision, w *wish) (port.Decisio
 	}
 	r := w.rule(&p.Owner)
 	if w.deny {
-		return port.Decision{Rule: r.title, Reason: "denied by " + r.title, Labelled: true}, r
+		return deny(r.ref, port.DeniedByRule), r
 	}
 	r.HostPort, r.HostAddress = w.to, w.address
-	d = r.decide(r.title, d.Host)
-	d.Labelled = true
+	d = r.decide(r.ref, d.Host)
 	d.Yields = slices.ContainsFunc(d.Host, func(a netip.AddrPort) bool { return a.Port() != p.Port })
 	return d, r
 }
@@ -278,7 +269,7 @@ func (s *Set) mayMove(p *port.Publication, to HostPort) string {
 	q, plain := *p, s.WithLabels(false)
 	q.Port, q.Others = n, nil
 	if d, _, _ := plain.decideOne(&q); !d.Allow {
-		return "host port " + strconv.Itoa(int(n)) + " is denied by " + d.Rule
+		return "host port " + strconv.Itoa(int(n)) + " is denied by " + d.Rule.String()
 	}
 	return ""
 }
@@ -312,20 +303,20 @@ func (s *Set) explainLabels(p *port.Publication, d port.Decision, winner *rule) 
 	switch {
 	case !s.labels:
 		step.Why = "not obeyed: the configuration does not have labels: true"
-	case winner != nil && winner.isLabel && d.Pending:
-		step.Why, step.Decides = NotKnownYet, true
-	case winner != nil && winner.isLabel:
-		step.Rule, step.Matched, step.Decides, step.Why = winner.title, true, true, winner.does()
-		if d.Reason != "" && d.Reason != "denied by "+winner.title {
-			step.Why = d.Reason // for another owner
+	case winner != nil && winner.ref.Kind == port.RuleLabel && d.Pending():
+		step.Why, step.Decides = notKnownYet(), true
+	case winner != nil && winner.ref.Kind == port.RuleLabel:
+		step.Rule, step.Matched, step.Decides, step.Why = winner.ref.String(), true, true, winner.does()
+		if !d.Reason.IsZero() && d.Reason.Code() != port.DeniedByRule {
+			step.Why = d.Reason.String() // for another owner
 		}
 	case p.OwnerPending:
-		step.Why = NotKnownYet
+		step.Why = notKnownYet()
 	case !labelled(&p.Owner):
 		step.Why = "the owner has no label " + LabelExpose + ", " + LabelHostPort + " or " + LabelName
 	default:
 		step.Matched = true
-		step.Why = "passed over: " + cmp.Or(d.Rule, defaultAllow) + " decides"
+		step.Why = "passed over: " + cmp.Or(d.Rule, defaultAllow).String() + " decides"
 		if winner == nil {
 			step.Why = "change nothing"
 		}

@@ -31,12 +31,12 @@ func labelledPort(n uint16, labels ...string) port.Publication {
 func outcome(d port.Decision) string {
 	s := "deny"
 	switch {
-	case d.Pending:
+	case d.Pending():
 		s = "pending"
 	case d.Allow:
 		s = fmt.Sprint(d.Host)
 	}
-	s += " by " + d.Rule
+	s += " by " + d.Rule.String()
 	if d.Yields {
 		s += ", yields"
 	}
@@ -137,8 +137,8 @@ func TestLabels(t *testing.T) {
 			for _, s := range on.Explain(p) {
 				if s.Decides {
 					decide++
-					if s.Rule != d.Rule && !d.Pending {
-						t.Errorf("explained by %q, decided by %q", s.Rule, d.Rule)
+					if s.Rule != d.Rule.String() && !d.Pending() {
+						t.Errorf("explained by %q, decided by %q", s.Rule, d.Rule.String())
 					}
 				}
 			}
@@ -169,11 +169,11 @@ func TestLabelOfAnotherOwner(t *testing.T) {
 	p.Owner = port.Owner{Kind: port.OwnerService, ID: "shop/web", Name: "web", Namespace: "shop"}
 	p.Others = []port.OtherOwner{{Owner: labelledPort(80, "expose=no").Owner}}
 	d := Empty(Loopback()).WithLabels(true).Decide(p)
-	if d.Allow || d.Reason != "denied by label fairlead.expose: no: a NAT rule leads to container web" {
+	if d.Allow || d.Reason.String() != "denied by label fairlead.expose: no: a NAT rule leads to container web" {
 		t.Errorf("%+v", d)
 	}
 	p.Others[0].Rival = true
-	if d := Empty(Loopback()).WithLabels(true).Decide(p); !d.Pending {
+	if d := Empty(Loopback()).WithLabels(true).Decide(p); !d.Pending() {
 		t.Errorf("of rivals: %+v", d)
 	}
 }
@@ -229,7 +229,7 @@ func TestHostDeniesWhatALabelAsksFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := set.Host("vm", p, asked); d.Allow != s.allow || !d.Allow && !strings.Contains(d.Reason, "host port 22 that a label asks for") {
+		if d := set.Host("vm", p, asked); d.Allow != s.allow || !d.Allow && !strings.Contains(d.Reason.String(), "host port 22 that a label asks for") {
 			t.Errorf("%s: %+v", name, d)
 		}
 	}
@@ -253,7 +253,7 @@ func FuzzLabels(f *testing.F) {
 				t.Fatalf("host port %d, which a rule denies", a.Port())
 			}
 		}
-		for _, text := range append([]string{d.Rule, d.Alias()}, d.Warnings()...) {
+		for _, text := range append([]string{d.Rule.String(), d.Alias()}, d.Warnings()...) {
 			if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 				t.Fatalf("%q", text)
 			}

@@ -383,7 +383,7 @@ func CheckSide(host bool, list []Rule) error {
 			err = errors.New("action expose: only a host opens ports to other machines: want it in a rule there")
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", titleOf("rule", i, r), err)
+			return fmt.Errorf("%s: %w", port.RuleRef{Kind: port.RuleConfigured, Number: uint32(i + 1), Name: r.Name}, err)
 		}
 	}
 	return nil

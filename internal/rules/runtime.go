@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -19,7 +18,7 @@ import (
 // no address that the configuration would not: what they ask for beyond it is opened on
 // the loopback. An error names the rule and the field.
 func (s *Set) WithRuntime(list []Rule) (*Set, error) {
-	compiled, err := compile(runtimeRule, list)
+	compiled, err := compile(port.RuleRuntime, list)
 	if err != nil {
 		return nil, err
 	}
@@ -73,15 +72,6 @@ func (s *Set) Demands() (list []port.Demand) {
 	return list
 }
 
-// runtimeRule is how decisions name these rules.
-const runtimeRule = "runtime rule"
-
-// ByRuntime reports whether text, the name of a rule in a decision or its reason, names a
-// rule that was added at run time.
-func ByRuntime(text string) bool {
-	return strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(text, "denied by "), "host "), runtimeRule+" ")
-}
-
 // side is where rules decide: on the agent, or on the host about a guest.
 type side struct {
 	host  bool
@@ -89,12 +79,7 @@ type side struct {
 }
 
 // name is what decisions there call a rule.
-func (v side) name(r *rule) string {
-	if v.host {
-		return r.hostTitle
-	}
-	return r.title
-}
+func (v side) name(r *rule) port.RuleRef { return r.ref.Here(v.host) }
 
 // overlay applies the run-time rules to what the configuration decides by winner, nil if
 // no rule of it did. Within is where p appears unless a run-time rule narrows it. A winner that
@@ -167,8 +152,8 @@ func (s *Set) widen(guest string, p *port.Publication, d *port.Decision, winner 
 }
 
 // narrow is decide, without addresses beyond those within which r may decide.
-func (r *rule) narrow(title string, within []netip.AddrPort) port.Decision {
-	d := r.decide(title, slices.Clone(within))
+func (r *rule) narrow(ref port.RuleRef, within []netip.AddrPort) port.Decision {
+	d := r.decide(ref, slices.Clone(within))
 	for i, a := range d.Host {
 		if !covered(a.Addr(), within) {
 			d.Host[i] = netip.AddrPortFrom(port.Loopback(a.Addr()), a.Port())
@@ -237,7 +222,7 @@ func (s *Set) mayAllow(m Match) error {
 	want := rule{Rule: Rule{Match: m}}
 	for i := range s.rules {
 		if r := &s.rules[i]; r.Deny && r.covers(&want) {
-			return fmt.Errorf("%s of the configuration denies it: change that rule", r.title)
+			return fmt.Errorf("%s of the configuration denies it: change that rule", r.ref)
 		} else if !r.Deny && r.overlaps(m) {
 			break // this one may decide before
 		}

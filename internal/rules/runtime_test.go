@@ -37,16 +37,16 @@ func withRuntime(t *testing.T, expose HostAddress, configured, runtime string) *
 // short describes a decision in a few words.
 func short(d port.Decision) string {
 	switch {
-	case d.Pending:
-		return "pending " + d.Rule
+	case d.Pending():
+		return "pending " + d.Rule.String()
 	case !d.Allow:
-		return "denied " + d.Rule
+		return "denied " + d.Rule.String()
 	}
 	var at []string
 	for _, a := range d.Host {
 		at = append(at, a.String())
 	}
-	return strings.Join(at, " ") + " " + d.Rule
+	return strings.Join(at, " ") + " " + d.Rule.String()
 }
 
 func TestRuntimeRulesDecideAfterTheConfiguration(t *testing.T) {
@@ -68,7 +68,7 @@ func TestRuntimeRulesDecideAfterTheConfiguration(t *testing.T) {
 		"its host port is replaced":             {Loopback(), "{action: allow, hostPort: 8080}", "{action: allow, hostPort: 8081}", web, "127.0.0.1:8081 runtime rule 1"},
 		"its host port remains":                 {Loopback(), "{action: allow, hostPort: 8080}", "{match: {ports: 80}, action: allow}", web, "127.0.0.1:8080 runtime rule 1"},
 		"a default's denial is lifted":          {Loopback(), "", "{match: {ports: 53}, action: allow, hostPort: 5353}", dns, "127.0.0.1:5353 runtime rule 1"},
-		"not by a rule that names no port":      {Loopback(), "", "{action: allow}", dns, "denied " + DefaultUDP},
+		"not by a rule that names no port":      {Loopback(), "", "{action: allow}", dns, "denied " + port.RuleRef{Kind: port.RuleUDP}.String()},
 		"no wider address":                      {Loopback(), "", "{action: allow, hostAddress: all}", web, "127.0.0.1:80 runtime rule 1"},
 		"a narrower one":                        {All(), "", "{action: allow, hostAddress: 192.0.2.1}", web, "192.0.2.1:80 runtime rule 1"},
 		"no address of the other family":        {All(), "", "{action: allow, hostAddress: '2001:db8::1'}", web, "[::1]:80 runtime rule 1"},
@@ -328,7 +328,7 @@ func TestDemand(t *testing.T) {
 			want string
 		}{{asked, c.asked}, {other, c.other}} {
 			d := s.Decide(p.Publication)
-			got := d.Reason
+			got := d.Reason.String()
 			if d.Allow {
 				got = d.Host[0].String()
 			}

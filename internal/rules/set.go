@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -25,10 +26,8 @@ type Set struct {
 // rule is a Rule with what each decision needs made ready.
 type rule struct {
 	Rule
-	labels    []label
-	title     string // "rule 3 (no-debug)"
-	hostTitle string // the same at the host: "host rule 3 (no-debug)"
-	isLabel   bool   // made of the labels of an owner
+	labels []label
+	ref    port.RuleRef
 }
 
 type label struct{ key, glob string }
@@ -37,49 +36,40 @@ type label struct{ key, glob string }
 // Loopback or All (Asked means Loopback); on the host also Asked, which leaves
 // it to the agent, or one address. An error names the rule and the field.
 func New(expose HostAddress, list []Rule) (*Set, error) {
-	compiled, err := compile("rule", list)
+	compiled, err := compile(port.RuleConfigured, list)
 	if err != nil {
 		return nil, err
 	}
 	for i := range compiled {
 		if compiled[i].Exposes() {
-			return nil, fmt.Errorf("%s: action expose: want allow or deny; only `fairlead expose` adds such rules", compiled[i].title)
+			return nil, fmt.Errorf("%s: action expose: want allow or deny; only `fairlead expose` adds such rules", compiled[i].ref)
 		}
 		if !compiled[i].Match.Demand.IsZero() {
-			return nil, fmt.Errorf("%s: match.demand: only `fairlead forward add` adds such rules; match by source: demand, owner or ports", compiled[i].title)
+			return nil, fmt.Errorf("%s: match.demand: only `fairlead forward add` adds such rules; match by source: demand, owner or ports", compiled[i].ref)
 		}
 	}
 	return &Set{expose: expose, rules: compiled}, nil
 }
 
-// compile makes rules ready. Kind is what errors and decisions call a rule.
-func compile(kind string, list []Rule) ([]rule, error) {
+// compile makes rules of a kind ready.
+func compile(kind port.RuleKind, list []Rule) ([]rule, error) {
 	compiled := make([]rule, len(list))
 	for i, r := range list {
-		title := titleOf(kind, i, r)
+		ref := port.RuleRef{Kind: kind, Number: uint32(i + 1), Name: r.Name}
 		if field, err := r.validate(); err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", title, field, err)
+			return nil, fmt.Errorf("%s: %s: %w", ref, field, err)
 		}
 		r.Match.Ports = slices.Clone(r.Match.Ports)
 		r.Match.Addresses = slices.Clone(r.Match.Addresses)
 		r.Match.Sources = slices.Clone(r.Match.Sources)
 		r.Match.Owners = slices.Clone(r.Match.Owners)
-		c := rule{Rule: r, title: title, hostTitle: "host " + title}
+		c := rule{Rule: r, ref: ref}
 		for _, k := range slices.Sorted(maps.Keys(r.Match.Labels)) {
 			c.labels = append(c.labels, label{k, r.Match.Labels[k]})
 		}
 		compiled[i] = c
 	}
 	return compiled, nil
-}
-
-// titleOf names rule i of a list: "rule 3 (no-debug)".
-func titleOf(kind string, i int, r Rule) string {
-	title := fmt.Sprintf("%s %d", kind, i+1)
-	if r.Name != "" {
-		title += " (" + r.Name + ")"
-	}
-	return title
 }
 
 // Empty returns the set without rules; see [New] for expose.
@@ -107,12 +97,9 @@ func (s *Set) Decide(p port.Publication) port.Decision {
 	return d
 }
 
-// NotKnownYet is the reason of a decision that is pending because the owner is not known.
-const NotKnownYet = "owner not known yet"
-
-// decide is Decide, with the rule that decides, nil if none does, and the default
-// that would deny p.
-func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by string) {
+// decide is Decide, with the rule that decides, nil if none does, and why a default would deny
+// p.
+func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by port.Reason) {
 	if p.Owner.Held != nil {
 		process, container := asHeld(p)
 		if d, winner, by = s.decide(&process); !d.Allow {
@@ -133,9 +120,9 @@ func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by str
 			if r == nil {
 				e.Rule, r = d.Rule, winner
 			}
-			return port.Decision{Rule: e.Rule, Reason: rivals(p), Pending: true}, r, by
+			return port.Decision{Rule: e.Rule, Reason: port.Because(port.OwnerContested, rivals(p))}, r, by
 		case d.Allow && leadsToDenied(p, o, e, r):
-			return deniedFor(r.title, o), r, by
+			return deny(r.ref, port.DeniedTarget, describe(o.Owner)), r, by
 		}
 	}
 	return d, winner, by
@@ -153,7 +140,7 @@ func asHeld(p *port.Publication) (process, container port.Publication) {
 
 // deniesHeld reports whether r denies by e a container that a user's own engine names.
 func (r *rule) deniesHeld(e port.Decision) bool {
-	return r != nil && r.Deny && !e.Allow && !e.Pending && r.Match.namesOwner()
+	return r != nil && r.Deny && !e.Allow && !e.Pending() && r.Match.namesOwner()
 }
 
 // leadsToDenied reports whether a NAT rule leads to an owner whom r denies by e, and p
@@ -162,8 +149,9 @@ func leadsToDenied(p *port.Publication, o port.OtherOwner, e port.Decision, r *r
 	return !o.Rival && !e.Allow && r != nil && (r.Match.namesOne() || sameTerms(p.Owner.Kind, o.Kind))
 }
 
-func deniedFor(title string, o port.OtherOwner) port.Decision {
-	return port.Decision{Rule: title, Reason: "denied by " + title + ": a NAT rule leads to " + describe(o.Owner)}
+// deny is a denial by a rule.
+func deny(ref port.RuleRef, code port.Code, args ...string) port.Decision {
+	return port.Decision{Rule: ref, Reason: ref.Because(code, args...)}
 }
 
 // sameTerms reports whether a rule that denies a NAT rule's target for its kind, or
@@ -173,7 +161,7 @@ func sameTerms(kind, target port.OwnerKind) bool {
 	return kind < port.OwnerService || kind == target
 }
 
-// rivals is the reason of a decision that depends on which of several owners serves p.
+// rivals names the owners of whom one serves p.
 func rivals(p *port.Publication) string {
 	var names []string
 	if p.Owner.Kind >= port.OwnerService {
@@ -184,7 +172,7 @@ func rivals(p *port.Publication) string {
 			names = append(names, describe(o.Owner))
 		}
 	}
-	return "owner not certain: claimed for " + strings.Join(names, " and ")
+	return strings.Join(names, " and ")
 }
 
 func describe(o port.Owner) string {
@@ -195,23 +183,24 @@ func describe(o port.Owner) string {
 }
 
 // decideOne is decide for p's own owner.
-func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by string) {
-	by, reason := held(p)
-	winner, maybe := first(s.rules, "", p, by != "")
+func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by port.Reason) {
+	by = held(p)
+	winner, maybe := first(s.rules, "", p, !by.IsZero())
 	switch {
 	case winner != nil:
-		d = winner.decide(winner.title, s.agentAddresses(p))
-	case by != "":
-		d = port.Decision{Rule: by, Reason: reason, Withheld: by == defaultWithheld}
+		d = winner.decide(winner.ref, s.agentAddresses(p))
+	case !by.IsZero():
+		d = port.Decision{Rule: defaultOf(by), Reason: by}
 	default:
 		d = port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(p)}
 	}
-	if by == "" && (winner == nil || !winner.decides(true)) && mayBeHeld(p) {
-		return port.Decision{Rule: DefaultEngine, Reason: NotKnownYet, Pending: true}, nil, DefaultEngine
+	if by.IsZero() && (winner == nil || !winner.decides(true)) && mayBeHeld(p) {
+		by = port.Because(port.OwnerAwaited)
+		return port.Decision{Rule: port.RuleRef{Kind: port.RuleEngine}, Reason: by}, nil, by
 	}
 	for _, r := range maybe {
-		if m := r.decide(r.title, s.agentAddresses(p)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
-			return r.undecided(r.title, p), r, by
+		if m := r.decide(r.ref, s.agentAddresses(p)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
+			return r.undecided(r.ref, p), r, by
 		}
 	}
 	if len(s.runtime) > 0 {
@@ -237,7 +226,7 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 // Decide.
 func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) port.Decision {
 	if len(asked) == 0 {
-		return port.Decision{Rule: hostDefault, Reason: "the guest asks for no host address"}
+		return port.Decision{Rule: hostDefault, Reason: port.Because(port.NothingAsked)}
 	}
 	if p.Owner.Held != nil {
 		process, container := asHeld(&p)
@@ -257,11 +246,10 @@ func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) por
 		q := p
 		q.Owner, q.OwnerPending = o.Owner, false
 		if e, r := s.decideHost(guest, &q, asked); leadsToDenied(&p, o, e, r) {
-			d := deniedFor(r.hostTitle, o)
 			if lacks := r.lacks(&q.Owner, r.mismatch(&q)); lacks != "" {
-				d.Reason += ", and " + lacks + leftOut
+				return deny(r.onHost(), port.DeniedTargetCut, describe(o.Owner), lacks)
 			}
-			return d
+			return deny(r.onHost(), port.DeniedTarget, describe(o.Owner))
 		}
 	}
 	return d
@@ -273,15 +261,15 @@ func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPo
 	d := port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}
 	if p.Decision.Yields && (winner == nil || winner.HostPort == HostPort{}) {
 		if r, n := s.mayTake(guest, p, asked); r != nil {
-			return port.Decision{Rule: r.hostTitle, Reason: fmt.Sprintf("denied by %s, which is about the host port %d that a label asks for", r.hostTitle, n)}, r
+			return deny(r.onHost(), port.DeniedHostPort, strconv.Itoa(int(n))), r
 		}
 	}
 	if winner != nil {
-		d = winner.decide(winner.hostTitle, d.Host)
+		d = winner.decide(winner.onHost(), d.Host)
 	}
 	for _, r := range maybe {
-		if m := r.decide(r.hostTitle, s.hostAddresses(p, asked)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
-			return r.undecided(r.hostTitle, p), r
+		if m := r.decide(r.onHost(), s.hostAddresses(p, asked)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
+			return r.undecided(r.onHost(), p), r
 		}
 	}
 	if len(s.runtime) > 0 {
@@ -348,15 +336,16 @@ func (l label) excludes(o *port.Owner) bool {
 
 // undecided is the decision about p where it depends on r: pending if the owner is not
 // known yet, and a denial if the guest left something out, which does not come.
-func (r *rule) undecided(title string, p *port.Publication) port.Decision {
+func (r *rule) undecided(ref port.RuleRef, p *port.Publication) port.Decision {
 	f := r.mismatch(p)
 	if r.waits(p, f) {
-		return port.Decision{Rule: title, Reason: NotKnownYet, Pending: true}
+		return port.Decision{Rule: ref, Reason: port.Because(port.OwnerAwaited)}
 	}
-	return port.Decision{Rule: title, Reason: "denied by " + title + ", which may match: " + r.lacks(&p.Owner, f) + leftOut}
+	return deny(ref, port.DeniedCut, r.lacks(&p.Owner, f))
 }
 
-const leftOut = " were left out by the guest, because they are too many or too long"
+// onHost names the rule as a host's.
+func (r *rule) onHost() port.RuleRef { return r.ref.Here(true) }
 
 func (m *Match) namesOwner() bool {
 	return len(m.Owners) > 0 || m.namesOne()
@@ -372,19 +361,18 @@ func (r *rule) decides(isHeld bool) bool {
 	return !r.Exposes() && (r.Deny || !isHeld || len(r.Match.Ports) > 0)
 }
 
-func (r *rule) decide(title string, addrs []netip.AddrPort) port.Decision {
+func (r *rule) decide(ref port.RuleRef, addrs []netip.AddrPort) port.Decision {
 	if r.Deny {
-		return port.Decision{Rule: title, Reason: "denied by " + title}
+		return deny(ref, port.DeniedByRule)
 	}
 	for i, a := range addrs {
 		n, ok := r.HostPort.of(a.Port())
 		if !ok {
-			return port.Decision{Rule: title, Reason: fmt.Sprintf(
-				"%s: host port %d%s is not within 1 to 65535", title, a.Port(), r.HostPort)}
+			return deny(ref, port.NoHostPort, strconv.Itoa(int(a.Port()))+r.HostPort.String())
 		}
 		addrs[i] = netip.AddrPortFrom(r.HostAddress.of(a.Addr()), n)
 	}
-	return port.Decision{Allow: true, Rule: title, Host: unique(addrs), OnConflict: r.OnConflict, ProxyProtocol: r.ProxyProtocol}
+	return port.Decision{Allow: true, Rule: ref, Host: unique(addrs), OnConflict: r.OnConflict, ProxyProtocol: r.ProxyProtocol}
 }
 
 // agentAddresses is what the agent asks for unless a rule has more.
@@ -536,17 +524,13 @@ func (s *Set) Explain(p port.Publication) []Step {
 	if p.Owner.Held != nil {
 		p, _ = asHeld(&p)
 	}
-	_, reason := held(&p)
-	if reason == "" {
-		reason = d.Reason
-	}
 	steps := make([]Step, 0, len(s.rules)+len(s.runtime)+3)
 	for _, list := range [][]rule{s.rules, s.runtime} {
 		for i := range list {
 			r := &list[i]
-			step := r.explain(&p, by != "", r == winner)
-			if step.Decides && (!step.Matched || d.Pending && len(p.Others) > 0) {
-				step.Why = d.Reason // for another owner
+			step := r.explain(&p, !by.IsZero(), r == winner)
+			if step.Decides && (!step.Matched || d.Pending() && len(p.Others) > 0) {
+				step.Why = d.Reason.String() // for another owner
 			}
 			steps = append(steps, step)
 		}
@@ -554,10 +538,10 @@ func (s *Set) Explain(p port.Publication) []Step {
 	if step, ok := s.explainLabels(&p, d, winner); ok {
 		steps = append(steps, step)
 	}
-	if by != "" {
-		steps = append(steps, Step{by, true, winner == nil, reason})
+	if !by.IsZero() {
+		steps = append(steps, Step{defaultOf(by).String(), true, winner == nil, by.String()})
 	}
-	return append(steps, Step{defaultAllow, true, winner == nil && by == "", "allow"})
+	return append(steps, Step{defaultAllow.String(), true, winner == nil && by.IsZero(), "allow"})
 }
 
 // ExplainHost is Host, with how each rule applies, as in Explain.
@@ -570,28 +554,28 @@ func (s *Set) ExplainHost(guest string, p port.Publication, asked []netip.AddrPo
 	for _, list := range [][]rule{s.rules, s.runtime} {
 		for i := range list {
 			r := &list[i]
-			step := r.explain(&p, false, d.Rule == r.hostTitle)
-			step.Rule = r.hostTitle
+			step := r.explain(&p, false, d.Rule == r.onHost())
+			step.Rule = r.onHost().String()
 			switch {
 			case step.Matched && r.Match.Guest != "" && !glob(r.Match.Guest, guest):
 				step.Matched, step.Why = false, fmt.Sprintf("guest is %q, not %q", guest, r.Match.Guest)
 			case step.Matched && r.Exposes():
 				step.Why = fmt.Sprintf("open to other machines at %s, where a rule allows it, until %s", r.HostAddress, r.Until.UTC().Format("2006-01-02 15:04:05 UTC"))
 			case step.Decides && !step.Matched:
-				step.Why = d.Reason // for another owner
+				step.Why = d.Reason.String() // for another owner
 			}
 			steps = append(steps, step)
 		}
 	}
-	return d, append(steps, Step{hostDefault, true, d.Rule == hostDefault, "allow"})
+	return d, append(steps, Step{hostDefault.String(), true, d.Rule == hostDefault, "allow"})
 }
 
 func (r *rule) explain(p *port.Publication, isHeld, decides bool) Step {
 	f := r.mismatch(p)
-	step := Step{Rule: r.title, Matched: f == fieldNone, Decides: decides}
+	step := Step{Rule: r.ref.String(), Matched: f == fieldNone, Decides: decides}
 	switch {
 	case r.waits(p, f):
-		step.Matched, step.Why = false, NotKnownYet
+		step.Matched, step.Why = false, notKnownYet()
 	case r.lacks(&p.Owner, f) != "":
 		step.Matched, step.Why = false, r.lacks(&p.Owner, f)+leftOut
 	case f != fieldNone:
@@ -603,6 +587,10 @@ func (r *rule) explain(p *port.Publication, isHeld, decides bool) Step {
 	}
 	return step
 }
+
+const leftOut = " were left out by the guest, because they are too many or too long"
+
+func notKnownYet() string { return port.Because(port.OwnerAwaited).String() }
 
 // does describes what r decides.
 func (r *rule) does() string {
@@ -676,12 +664,12 @@ func (s *Set) First(p port.Publication) (title string, deny, ok bool) {
 	if p.Owner.Held != nil {
 		process, container := asHeld(&p)
 		if r := s.firstOf(&container); r != nil && r.Deny && r.Match.namesOwner() {
-			return r.title, true, true
+			return r.ref.String(), true, true
 		}
 		p = process
 	}
 	if r := s.firstOf(&p); r != nil {
-		return r.title, r.Deny, true
+		return r.ref.String(), r.Deny, true
 	}
 	return "", false, false
 }

@@ -51,13 +51,13 @@ func verdict(d port.Decision) string {
 		if len(d.Host) > 0 {
 			return "denied, with host addresses"
 		}
-		return fmt.Sprintf("denied (%s): %s", d.Rule, d.Reason)
+		return fmt.Sprintf("denied (%s): %s", d.Rule.String(), d.Reason.String())
 	}
 	var words []string
 	for _, a := range d.Host {
 		words = append(words, a.String())
 	}
-	return strings.Join(append(words, "("+d.Rule+")"), " ")
+	return strings.Join(append(words, "("+d.Rule.String()+")"), " ")
 }
 
 func TestDefaults(t *testing.T) {
@@ -141,8 +141,8 @@ func TestRules(t *testing.T) {
 		p := pub(t, tt.pub)
 		web(&p)
 		d, steps := s.Decide(p), s.Explain(p)
-		if (tt.want == "yes") != (d.Rule == "rule 1") || d.Allow == (tt.want == "yes") {
-			t.Errorf("%s: %s: decided by %s", tt.match, tt.pub, d.Rule)
+		if (tt.want == "yes") != (d.Rule.String() == "rule 1") || d.Allow == (tt.want == "yes") {
+			t.Errorf("%s: %s: decided by %s", tt.match, tt.pub, d.Rule.String())
 		}
 		want := tt.want
 		if want == "yes" {
@@ -470,9 +470,9 @@ func TestRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 		}
 		got := "deny"
 		switch d := set.Decide(p); {
-		case d.Pending && (d.Allow || d.Reason != "owner not known yet" || len(d.Host) > 0):
+		case d.Pending() && (d.Allow || d.Reason.String() != "owner not known yet" || len(d.Host) > 0):
 			t.Errorf("%s: a pending decision is %+v", c.name, d)
-		case d.Pending:
+		case d.Pending():
 			got = "pending"
 		case d.Allow:
 			got = "allow"
@@ -489,7 +489,7 @@ func TestRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 		if decides != 1 {
 			t.Errorf("%s: %d steps decide: %+v", c.name, decides, set.Explain(p))
 		}
-		if p.OwnerPending = false; set.Decide(p).Pending {
+		if p.OwnerPending = false; set.Decide(p).Pending() {
 			t.Errorf("%s: pending though the owner is known", c.name)
 		}
 	}
@@ -550,10 +550,10 @@ func TestEnginesOwnPortsAreDeniedUnlessNamed(t *testing.T) {
 			Origins: []port.OriginInfo{{Origin: port.Origin{Source: c.source}}},
 		}
 		d := Empty(Loopback()).Decide(p)
-		if d.Allow == c.denied || c.denied && (d.Rule != DefaultEngine || d.Withheld) {
+		if d.Allow == c.denied || c.denied && (d.Rule.Kind != port.RuleEngine || d.Withheld()) {
 			t.Errorf("%s of %q: %+v, want denied: %v", p.Key, c.owner.Name, d, c.denied)
 		}
-		if steps := Empty(Loopback()).Explain(p); c.denied && (!steps[0].Decides || steps[0].Rule != DefaultEngine) {
+		if steps := Empty(Loopback()).Explain(p); c.denied && (!steps[0].Decides || steps[0].Rule != d.Rule.String()) {
 			t.Errorf("%s of %q: steps %+v", p.Key, c.owner.Name, steps)
 		}
 		set, err := New(Loopback(), []Rule{{Match: Match{Ports: []PortRange{{at.Port(), at.Port()}}}}})
@@ -600,10 +600,10 @@ func TestEnginesOwnPortsWaitForTheOwner(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := set.Decide(p)
-		if d.Pending != c.pending || c.pending && (d.Rule != DefaultEngine || d.Allow) {
+		if d.Pending() != c.pending || c.pending && (d.Rule.Kind != port.RuleEngine || d.Allow) {
 			t.Errorf("%s of %+v by %s: %+v, want pending: %v", p.Key, c.owner, c.source, d, c.pending)
 		}
-		if p.OwnerPending = false; set.Decide(p).Pending {
+		if p.OwnerPending = false; set.Decide(p).Pending() {
 			t.Errorf("%s: pending though the owner is known", p.Key)
 		}
 	}
@@ -690,7 +690,7 @@ func TestOtherOwners(t *testing.T) {
 		d := set.Decide(p)
 		got := "deny"
 		switch {
-		case d.Pending:
+		case d.Pending():
 			got = "pending"
 		case d.Allow:
 			got = "allow"
@@ -702,8 +702,8 @@ func TestOtherOwners(t *testing.T) {
 		for _, s := range set.Explain(p) {
 			if s.Decides {
 				decides++
-				if !d.Allow && s.Why != "deny" && s.Why != d.Reason {
-					t.Errorf("%s: the step that decides is %+v, the reason %q", c.what, s, d.Reason)
+				if !d.Allow && s.Why != "deny" && s.Why != d.Reason.String() {
+					t.Errorf("%s: the step that decides is %+v, the reason %q", c.what, s, d.Reason.String())
 				}
 			}
 		}
@@ -738,15 +738,15 @@ func TestHostRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 		d := set.Host("vm", p, p.Decision.Host)
 		got := "deny"
 		switch {
-		case d.Pending:
+		case d.Pending():
 			got = "pending"
 		case d.Allow:
 			got = "allow"
 		}
-		if got != c.want || d.Pending && (d.Allow || len(d.Host) > 0 || d.Reason != NotKnownYet) {
+		if got != c.want || d.Pending() && (d.Allow || len(d.Host) > 0 || d.Reason.String() != notKnownYet()) {
 			t.Errorf("%s: %+v, want %s", c.name, d, c.want)
 		}
-		if p.OwnerPending = false; set.Host("vm", p, p.Decision.Host).Pending {
+		if p.OwnerPending = false; set.Host("vm", p, p.Decision.Host).Pending() {
 			t.Errorf("%s: pending though the owner is known", c.name)
 		}
 	}
@@ -782,7 +782,7 @@ func TestHostRuleDeniesTargetOwner(t *testing.T) {
 			Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
 		}
 		d := set.Host("vm", p, p.Decision.Host)
-		if d.Allow != c.allow || d.Pending || c.allow && !slices.Equal(d.Host, []netip.AddrPort{asked}) {
+		if d.Allow != c.allow || d.Pending() || c.allow && !slices.Equal(d.Host, []netip.AddrPort{asked}) {
 			t.Errorf("%s: %+v, want allow %v", c.what, d, c.allow)
 		}
 	}
@@ -844,12 +844,12 @@ func TestHostRuleThatMayMatchWhatWasLeftOut(t *testing.T) {
 				Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
 			}
 			d := set.Host("vm", p, p.Decision.Host)
-			if d.Allow != (c.reason == "") || d.Pending || !strings.Contains(strings.ReplaceAll(d.Reason, "host runtime rule", "host rule"), c.reason) {
+			if d.Allow != (c.reason == "") || d.Pending() || !strings.Contains(strings.ReplaceAll(d.Reason.String(), "host runtime rule", "host rule"), c.reason) {
 				t.Errorf("%s, rules of the %s: %+v, want reason %q", c.what, where, d, c.reason)
 			}
 			// The same owner behind a NAT rule.
 			p.Owner, p.Others = port.Owner{}, []port.OtherOwner{{Owner: c.owner}}
-			if d = set.Host("vm", p, p.Decision.Host); len(c.rules) == 1 && c.rules[0].Deny && (d.Allow != (c.reason == "") || d.Pending) {
+			if d = set.Host("vm", p, p.Decision.Host); len(c.rules) == 1 && c.rules[0].Deny && (d.Allow != (c.reason == "") || d.Pending()) {
 				t.Errorf("%s behind a NAT rule, rules of the %s: %+v", c.what, where, d)
 			}
 		}
@@ -877,7 +877,7 @@ func TestSourcesOfOneFamily(t *testing.T) {
 			Key:     port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080},
 			Origins: []port.OriginInfo{{Origin: port.Origin{Source: source}}},
 		}
-		if d := set.Decide(p); d.Allow || !strings.HasPrefix(d.Rule, "rule 1") {
+		if d := set.Decide(p); d.Allow || !strings.HasPrefix(d.Rule.String(), "rule 1") {
 			t.Errorf("%s: decided %+v, want a denial by rule 1", source, d)
 		}
 		p.Protocol, p.Port = port.UDP, 53

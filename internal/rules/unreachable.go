@@ -17,7 +17,7 @@ func (s *Set) Unreachable() (list []string) {
 	for i := range s.rules {
 		for j := range s.rules[:i] {
 			if s.rules[j].covers(&s.rules[i]) {
-				list = append(list, fmt.Sprintf("%s never decides: %s matches everything that it matches", s.rules[i].title, s.rules[j].title))
+				list = append(list, fmt.Sprintf("%s never decides: %s matches everything that it matches", s.rules[i].ref, s.rules[j].ref))
 				break
 			}
 		}

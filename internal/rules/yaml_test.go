@@ -109,7 +109,7 @@ func FuzzParse(f *testing.F) {
 		for _, step := range s.Explain(p) {
 			if step.Decides {
 				decided++
-				if got := s.Decide(p).Rule; got != step.Rule {
+				if got := s.Decide(p).Rule.String(); got != step.Rule {
 					t.Fatalf("decided by %s, explained by %s", got, step.Rule)
 				}
 			}

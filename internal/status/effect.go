@@ -103,7 +103,7 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	case r.Deny:
 		f.Action, f.State = "deny", port.Denied.String()
 		if len(named) == 0 {
-			f.Reason = "closes nothing now"
+			f.because(port.Because(port.ClosesNothing))
 		}
 		return f
 	case r.Exposes():
@@ -112,14 +112,15 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 	if len(r.Match.Ports) == 0 {
 		return f
 	}
-	f.State, f.Reason = port.Pending.String(), notServed
+	f.State = port.Pending.String()
+	f.because(port.Because(port.NotServedYet))
 	var best port.State
 	for i, p := range named {
 		if i == 0 || p.State > best {
 			best = p.State
-			f.State, f.Reason = p.shownState(), p.Reason+p.inGuest()
+			f.State, f.Reason, f.Code = p.shownState(), p.Reason+p.inGuest(), p.Code
 			if r.Exposes() {
-				f.State, f.Reason = exposure(p)
+				f.State, f.Reason, f.Code = exposure(p)
 			}
 		}
 		for _, a := range p.HostAddresses {
@@ -146,29 +147,26 @@ func (p Publication) narrower(at rules.HostAddress) bool {
 
 // inGuest says that the guest decides about a row, if it does.
 func (p Publication) inGuest() string {
-	if !p.Unpublished || p.Reason == "" {
+	if !p.Unpublished || p.Code == port.Unstated {
 		return ""
 	}
 	return " in guest " + cmp.Or(p.GuestName, p.Guest)
 }
 
-// exposure returns the state and reason of a port that is to be exposed: those of the
+// exposure returns the state and reason, with its code, of a port that is to be exposed: those of the
 // addresses that other machines reach, if one of these cannot be opened.
-func exposure(p Publication) (state, reason string) {
+func exposure(p Publication) (state, reason string, code port.Code) {
 	for _, o := range p.Outcomes {
 		at, err := netip.ParseAddrPort(o.HostAddress)
 		if err == nil && !at.Addr().IsLoopback() && o.State != port.Active {
-			return o.State.String(), o.Reason
+			return o.State.String(), o.Reason, o.Code
 		}
 	}
-	return p.shownState(), p.Reason
+	return p.shownState(), p.Reason, p.Code
 }
 
-// notServed is the reason of a rule that allows a port that does not exist yet.
-const notServed = "nothing serves it yet"
-
-// notFoundYet is the reason of a rule that asks for a port by name, before anybody looked.
-const notFoundYet = "it is being looked for"
+// because sets the reason of the state.
+func (f *ForwardRule) because(r port.Reason) { f.Reason, f.Code = r.String(), r.Code() }
 
 // explainDemand says why a port that a rule asks for by name is not there.
 func (s *Server) explainDemand(f *ForwardRule, r rules.Rule) {
@@ -176,9 +174,9 @@ func (s *Server) explainDemand(f *ForwardRule, r rules.Rule) {
 		return
 	}
 	if d := r.Match.Demand; s.o.Demands != nil {
-		f.Reason = cmp.Or(s.o.Demands(d), notFoundYet)
+		f.because(cmp.Or(s.o.Demands(d), port.Because(port.LookedFor)))
 	} else { // on a host
-		f.Reason = fmt.Sprintf("the guest publishes nothing as %s: run `%s` in the guest", d, forwards.Request{Op: forwards.Add, Demand: d.String()}.Command())
+		f.because(port.Because(port.GuestLacks, d.String(), forwards.Request{Op: forwards.Add, Demand: d.String()}.Command()))
 	}
 }
 

@@ -153,14 +153,16 @@ func TestRulesWithoutPorts(t *testing.T) {
 // What stays closed although a rule allows it is told with what closes it, and in which guest.
 func TestWhatRemainsClosed(t *testing.T) {
 	closed := open(8080, 8080)
-	closed.State, closed.HostAddresses, closed.Reason = port.Denied, nil, "denied by host runtime rule 1 (deny all)"
+	closed.State, closed.HostAddresses = port.Denied, nil
+	closed.Because(port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny all", OnHost: true}.Because(port.DeniedByRule))
 	h := newHostOf(t, closed)
 	r, _, err := h.do(t, request8080(forwards.Allow, 8080, ""))
 	if err != nil || r.State != "denied" || r.Reason != closed.Reason || r.Note != "" {
 		t.Errorf("%+v, %v", r, err)
 	}
 	closed = h.ports[0]
-	closed.Unpublished, closed.Reason = true, "denied by rule 1"
+	closed.Unpublished = true
+	closed.Because(port.RuleRef{Kind: port.RuleConfigured, Number: 1}.Because(port.DeniedByRule))
 	h.ports = []Publication{closed, open(8080, 8080)} // the guest has just published it again
 	if f, err := h.forwards(); err != nil || f.Rules[0].State != "active" || f.Rules[0].Note != "" || f.Rules[0].Ports != 1 {
 		t.Errorf("%+v, %v", f, err)
@@ -175,7 +177,7 @@ func TestWhatRemainsClosed(t *testing.T) {
 func TestPortsOfRulesByHand(t *testing.T) {
 	web := open(8080, 8080)
 	web.Owner, web.Origins, web.Demands = Owner{Kind: port.OwnerContainer, Name: "web", Labels: map[string]string{"tier": "front"}}, []Origin{{Source: "docker"}}, []string{"web:8080/tcp"}
-	ports := []Publication{web, open(8080, 8081), DescribeWaiting(port.Demand{Slot: port.Slot{Protocol: port.TCP, Port: 8080}, Name: "db"}, "no", web.Since)}
+	ports := []Publication{web, open(8080, 8081), DescribeWaiting(port.Demand{Slot: port.Slot{Protocol: port.TCP, Port: 8080}, Name: "db"}, port.Because(port.NotServedYet), web.Since)}
 	for yaml, want := range map[string]int{
 		"match: {ports: 8080}": 2, "match: {owner: container}": 1, "match: {name: 'w*'}": 1, "match: {labels: {tier: front}}": 1, "match: {labels: {tier: back}}": 0,
 		"match: {source: docker}": 1, "match: {address: loopback}": 0, "match: {protocol: udp}": 0, "match: {guest: 'vsock:*'}": 2, "match: {guest: vm}": 0,

@@ -64,7 +64,7 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 // no port is known.
 func addWaiting(report *explain.Report, list []explain.Related) {
 	if len(list) > 0 && len(report.Chains) == 0 {
-		if report.Verdict != explain.VerdictNothingHere {
+		if report.Verdict != port.VerdictNothingHere {
 			report.Related = slices.Insert(report.Related, 0, explain.Related{Kind: report.Verdict, Text: report.Summary})
 		}
 		report.Verdict, report.Summary, report.Next = list[0].Kind, list[0].Text, ""
@@ -80,7 +80,7 @@ func (s *Server) waiting(q explain.Query) (list []explain.Related) {
 			return
 		}
 		text := fmt.Sprintf("%s is asked for by name, and waits: %s", d, reason)
-		list = append(list, explain.Related{Kind: explain.VerdictPending, Text: text})
+		list = append(list, explain.Related{Kind: port.VerdictPending, Text: text})
 	}
 	named := make(map[string]bool) // by rules
 	if s.o.Forwards != nil {

@@ -37,6 +37,7 @@ type ForwardRule struct {
 	Until         time.Time        `json:"until,omitzero"`   // of a rule that exposes: its end
 	State         string           `json:"state"`            // of the ports that it names: the best; "denied" for one that denies; "" if it names none, or is not in effect
 	Reason        string           `json:"reason"`           // of the state; of one that denies: whether it closes nothing
+	Code          port.Code        `json:"code,omitempty"`   // of the reason
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
 	Ports         int              `json:"ports"`          // how many it names now, open or not
 	Note          string           `json:"note,omitempty"` // what is not as the rule asks for, though the state is good
@@ -148,7 +149,7 @@ func forwardsOf(store *forwards.Store, ports []Publication, explain func(*Forwar
 		}
 		one.Note = joined(e.Differ, one.Note)
 		if e.Off {
-			one.State, one.Reason, one.Note, one.HostAddresses = "", e.Differ, "", []netip.AddrPort{}
+			one.State, one.Reason, one.Code, one.Note, one.HostAddresses = "", e.Differ, port.Unstated, "", []netip.AddrPort{}
 		}
 		f.Rules = append(f.Rules, one)
 	}
@@ -193,7 +194,7 @@ func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 func (s *Server) awaitDemand(ctx context.Context) {
 	await(ctx, func() bool {
 		f, err := s.forwards()
-		return err != nil || !slices.ContainsFunc(f.Rules, func(f ForwardRule) bool { return f.Reason == notFoundYet })
+		return err != nil || !slices.ContainsFunc(f.Rules, func(f ForwardRule) bool { return f.Code == port.LookedFor })
 	})
 }
 
@@ -209,7 +210,7 @@ func (s *Server) awaitOpened(ctx context.Context, q forwards.Request) {
 	moves := q.OnConflict == port.OnConflictNext.String() || q.OnConflict == port.OnConflictAny.String()
 	await(ctx, func() bool {
 		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
-			closed := p.State == port.Denied || p.State == port.Pending && p.Reason == "" || moves && p.State == port.Conflict
+			closed := p.State == port.Denied || p.State == port.Pending && p.Code == port.Unstated || moves && p.State == port.Conflict
 			return !p.Unpublished && p.named(&match) && (closed || p.narrower(at))
 		})
 	})

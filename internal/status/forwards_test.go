@@ -21,6 +21,8 @@ import (
 )
 
 // noForwards is a store without rules.
+const notServed = "nothing serves it yet"
+
 func noForwards(tb testing.TB) *forwards.Store {
 	tb.Helper()
 	return forwards.NewStore(filepath.Join(tb.TempDir(), "forwards.yaml"), rules.Empty(rules.Loopback()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
@@ -57,7 +59,7 @@ func TestDescribeRule(t *testing.T) {
 		{Protocol: port.TCP, Port: 8080, Guest: "dev", State: port.Conflict, Reason: "taken"},
 		{Protocol: port.TCP, Port: 8080, Guest: "dev", State: port.Active, HostAddresses: []netip.AddrPort{at}},
 		{Protocol: port.TCP, Port: 8080, Guest: "build", State: port.Conflict, Reason: "taken"},
-		{Protocol: port.TCP, Port: 9090, Guest: "dev", State: port.Denied, Reason: "denied by rule 1", Unpublished: true},
+		{Protocol: port.TCP, Port: 9090, Guest: "dev", State: port.Denied, Reason: "denied by rule 1", Code: port.DeniedByRule, Unpublished: true},
 		{Protocol: port.TCP, Port: 7070, Guest: "dev", State: port.Active, Lost: true},
 		{Protocol: port.TCP, Port: 6060, Guest: "dev", State: port.Active, HostAddresses: []netip.AddrPort{at}, Outcomes: []Outcome{
 			{HostAddress: "0.0.0.0:6060", State: port.Conflict, Reason: "held"}, {HostAddress: "127.0.0.1:6060", State: port.Active},
@@ -151,14 +153,14 @@ func TestDescribeDemand(t *testing.T) {
 		{Protocol: port.TCP, Port: 80, State: port.Conflict, Reason: "taken", Demands: []string{"api:80/tcp"}},
 		{Protocol: port.TCP, Port: 80, State: port.Conflict, Reason: "taken"},
 	}
-	s := &Server{o: Options{Demands: func(d port.Demand) string {
+	s := &Server{o: Options{Demands: func(d port.Demand) port.Reason {
 		if d.Name == "new" {
-			return ""
+			return port.Reason{}
 		}
-		return "no container " + d.Name
+		return port.Because(port.SystemFailed, "no container "+d.Name)
 	}}}
 	for name, want := range map[string][2]string{
-		"web": {"active", ""}, "api": {"conflict", "taken"}, "db": {"pending", "no container db"}, "new": {"pending", notFoundYet},
+		"web": {"active", ""}, "api": {"conflict", "taken"}, "db": {"pending", "no container db"}, "new": {"pending", "it is being looked for"},
 		"host": {"pending", "the guest publishes nothing as host:80/tcp: run `fairlead forward add host:80/tcp` in the guest"},
 	} {
 		s := s
@@ -183,7 +185,7 @@ func TestExplainNamesDemand(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &Server{o: Options{
-		Forwards: store, Provider: &fakeProvider{}, Demands: func(port.Demand) string { return "no container" },
+		Forwards: store, Provider: &fakeProvider{}, Demands: func(port.Demand) port.Reason { return port.Because(port.SystemFailed, "no container") },
 	}}
 	for n, want := range map[uint16]int{80: 1, 8080: 1, 81: 0} {
 		list := s.waiting(explain.Query{Port: n})
@@ -198,15 +200,15 @@ func TestExplainNamesDemand(t *testing.T) {
 
 // What waits is the answer where no port is known, and else beside it.
 func TestAddWaiting(t *testing.T) {
-	waits := []explain.Related{{Kind: explain.VerdictPending, Text: "web waits"}, {Kind: explain.VerdictPending, Text: "own waits"}}
+	waits := []explain.Related{{Kind: port.VerdictPending, Text: "web waits"}, {Kind: port.VerdictPending, Text: "own waits"}}
 	for name, c := range map[string]struct {
 		report  explain.Report
-		verdict explain.Verdict
+		verdict port.Verdict
 		related string
 	}{
-		"nothing":   {explain.Report{Verdict: explain.VerdictNothingHere, Summary: "nothing", Next: "?"}, explain.VerdictPending, "own waits"},
-		"elsewhere": {explain.Report{Verdict: explain.VerdictNetNS, Summary: "elsewhere"}, explain.VerdictPending, "elsewhere, own waits"},
-		"there":     {explain.Report{Verdict: explain.VerdictActive, Chains: make([]explain.Chain, 1)}, explain.VerdictActive, "web waits, own waits"},
+		"nothing":   {explain.Report{Verdict: port.VerdictNothingHere, Summary: "nothing", Next: "?"}, port.VerdictPending, "own waits"},
+		"elsewhere": {explain.Report{Verdict: port.VerdictNetNS, Summary: "elsewhere"}, port.VerdictPending, "elsewhere, own waits"},
+		"there":     {explain.Report{Verdict: port.VerdictActive, Chains: make([]explain.Chain, 1)}, port.VerdictActive, "web waits, own waits"},
 	} {
 		addWaiting(&c.report, waits)
 		var related []string
@@ -226,7 +228,7 @@ func TestRowsThatWait(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return DescribeWaiting(d, reason, time.Time{})
+		return DescribeWaiting(d, port.Because(port.PeerFailed, reason), time.Time{})
 	}
 	tr := newTracker()
 	tr.events(Delta{}, time.Time{})

@@ -90,6 +90,7 @@ type Publication struct {
 	HostAddresses []netip.AddrPort `json:"hostAddresses"` // where it is reachable now
 	State         port.State       `json:"state"`         // the best outcome
 	Reason        string           `json:"reason"`
+	Code          port.Code        `json:"code,omitempty"` // of the first of the reasons
 	Owner         Owner            `json:"owner"`
 	Origins       []Origin         `json:"origins"`
 	DialTarget    string           `json:"dialTarget"`
@@ -121,6 +122,9 @@ type Publication struct {
 	// Address is empty then, Port is the container's or the Service's.
 	Waits string `json:"waits,omitempty"`
 }
+
+// Because sets the reason of the state.
+func (p *Publication) Because(r port.Reason) { p.Reason, p.Code = r.String(), r.Code() }
 
 // shownState is the state of the row in tables and filters.
 func (p Publication) shownState() string {
@@ -184,6 +188,7 @@ type Outcome struct {
 	State       port.State `json:"state"`
 	HostAddress string     `json:"hostAddress"`
 	Reason      string     `json:"reason"`
+	Code        port.Code  `json:"code,omitempty"` // as of a Publication
 	Since       time.Time  `json:"since"`
 }
 
@@ -265,7 +270,7 @@ const (
 func Describe(p port.Publication, outcomes []Outcome) Publication {
 	row := Publication{
 		Protocol: p.Protocol, Address: p.Address, Port: p.Port, DualStack: p.DualStack,
-		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule, Warnings: p.Decision.Warnings(),
+		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule.String(), Warnings: p.Decision.Warnings(),
 		Owner: Owner{
 			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Cluster: p.Owner.Cluster, Labels: p.Owner.Labels,
 			LabelsOmitted: p.Owner.LabelsOmitted, NameCut: p.Owner.NameCut, Held: p.Owner.Held,
@@ -287,8 +292,9 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 		row.Outcomes = []Outcome{}
 	}
 	if !p.Decision.Allow {
-		row.State, row.Reason = port.Denied, p.Decision.Reason
-		if p.Decision.Pending {
+		row.State = port.Denied
+		row.Because(p.Decision.Reason)
+		if p.Decision.Pending() {
 			row.State = port.Pending
 		}
 		return row
@@ -296,7 +302,7 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 	row.State = port.Pending
 	for i, o := range outcomes {
 		if i == 0 || o.State > row.State {
-			row.State, row.Reason = o.State, o.Reason
+			row.State, row.Reason, row.Code = o.State, o.Reason, o.Code
 		}
 		if o.State == port.Active {
 			if at, err := netip.ParseAddrPort(o.HostAddress); err == nil {
@@ -304,19 +310,19 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 			}
 		}
 	}
-	if p.Decision.Labelled && row.State == port.Active && row.Reason == "" {
-		row.Reason = p.Decision.Rule
+	if p.Decision.Labelled() && row.State == port.Active && row.Code == port.Unstated {
+		row.Because(p.Decision.Rule.Because(port.ByLabel))
 	}
 	return row
 }
 
 // DescribeWaiting makes a row of a port that is asked for by name and is not there.
-func DescribeWaiting(d port.Demand, reason string, since time.Time) Publication {
+func DescribeWaiting(d port.Demand, reason port.Reason, since time.Time) Publication {
 	row := Describe(port.Publication{
 		Key:      port.Key{Protocol: d.Protocol, Port: d.Port},
 		Owner:    port.Owner{Kind: port.OwnerContainer, Name: d.Name, Namespace: d.Scope},
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: port.SourceDemand, ID: d.String()}, Since: since}},
-		Decision: port.Decision{Pending: true, Reason: reason}, Since: since,
+		Decision: port.Decision{Reason: reason}, Since: since,
 	}, nil)
 	if d.Service {
 		row.Owner.Kind = port.OwnerService
@@ -327,7 +333,7 @@ func DescribeWaiting(d port.Demand, reason string, since time.Time) Publication 
 
 // DescribeOutcome makes the JSON form of an outcome.
 func DescribeOutcome(sink string, o port.Outcome) Outcome {
-	out := Outcome{Sink: sink, State: o.State, Reason: o.Reason, Since: o.Since.UTC()}
+	out := Outcome{Sink: sink, State: o.State, Reason: o.Reason.String(), Code: o.Reason.Code(), Since: o.Since.UTC()}
 	if o.HostAddress.IsValid() {
 		out.HostAddress = o.HostAddress.String()
 	}

@@ -32,6 +32,7 @@ type RuleVerdict struct {
 	Allow       bool         `json:"allow"`
 	Rule        string       `json:"rule"`
 	Reason      string       `json:"reason"`
+	Code        port.Code    `json:"code,omitempty"` // of the reason
 	Host        []string     `json:"hostAddresses"`
 	Steps       []rules.Step `json:"steps"`
 	Warnings    []string     `json:"warnings,omitempty"` // labels of the owner without effect
@@ -88,7 +89,7 @@ func (q RuleQuery) DecideHost(set *rules.Set, guests []Peer) (RuleVerdict, error
 
 func (q RuleQuery) verdict(p port.Publication, d port.Decision, steps []rules.Step) RuleVerdict {
 	v := RuleVerdict{
-		Publication: p.String(), Demand: q.Demand, Allow: d.Allow, Rule: d.Rule, Reason: d.Reason, Host: []string{}, Steps: steps, Warnings: d.Warnings(),
+		Publication: p.String(), Demand: q.Demand, Allow: d.Allow, Rule: d.Rule.String(), Reason: d.Reason.String(), Code: d.Reason.Code(), Host: []string{}, Steps: steps, Warnings: d.Warnings(),
 	}
 	for _, a := range d.Host {
 		v.Host = append(v.Host, a.String())

@@ -50,9 +50,9 @@ type Options struct {
 	Rules func() *rules.Set
 	// Forwards changes the rules that are added at run time; nil leaves /v1/forwards out.
 	Forwards *forwards.Store
-	// Demands returns why a port that a rule asks for by name is not there; "" if it is, or is
+	// Demands returns why a port that a rule asks for by name is not there; none if it is, or is
 	// being looked for. It is nil on a host, which asks for none.
-	Demands func(d port.Demand) string
+	Demands func(d port.Demand) port.Reason
 	// Names returns the names of ports; nil leaves /v1/names out.
 	Names func() names.Report
 	// Settings returns the configuration in effect; nil leaves /v1/config out.

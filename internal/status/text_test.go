@@ -120,7 +120,7 @@ func TestJSONOfOwnersAndWarnings(t *testing.T) {
 
 // A decision that is pending is no denial, whatever the sinks said before.
 func TestPublicationPendingUntilOwnerKnown(t *testing.T) {
-	row := Describe(port.Publication{Decision: port.Decision{Pending: true, Reason: "owner not known yet"}}, []Outcome{{State: port.Active}})
+	row := Describe(port.Publication{Decision: port.Decision{Reason: port.Because(port.OwnerAwaited)}}, []Outcome{{State: port.Active}})
 	if row.State != port.Pending || row.Reason != "owner not known yet" || len(row.HostAddresses) > 0 {
 		t.Errorf("row = %+v", row)
 	}

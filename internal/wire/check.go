@@ -91,7 +91,10 @@ func (p UnpublishedPort) check() error {
 	if err := checkDemands(p.Key, p.Demands); err != nil {
 		return err
 	}
-	return checkTexts(p.Source, p.Rule, p.Reason)
+	if err := p.Reason.check(); err != nil {
+		return err
+	}
+	return checkTexts(p.Source, p.Rule.Name)
 }
 
 func (r Unread) check() error { return checkTexts("", r.Where, r.Rule, r.Reason) }
@@ -229,7 +232,7 @@ func (o Outcome) check() error {
 	if o.State == port.Active && o.HostAddress.Port() == 0 {
 		return malformed("%s: active without a host address", o.Key)
 	}
-	return checkText("outcome: reason", o.Reason, MaxReason)
+	return o.Reason.check()
 }
 
 func (q FlowRequest) check() error {

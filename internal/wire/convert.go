@@ -28,8 +28,8 @@ func FromPublication(p port.Publication) Publication {
 		w.Source = truncate(p.Origins[0].Source, MaxWord)
 	}
 	l := Labels{Yields: p.Decision.Yields, Alias: truncate(p.Decision.Alias(), MaxWord)}
-	if p.Decision.Labelled {
-		l.Rule = truncate(p.Decision.Rule, MaxReason)
+	if p.Decision.Labelled() {
+		l.Rule = truncate(p.Decision.Rule.Name, MaxReason)
 	}
 	if l != (Labels{}) {
 		w.Labels = &l
@@ -135,14 +135,14 @@ func fit(k, v string) bool {
 // long are truncated; a key that no receiver accepts is reported by ok.
 func FromUnpublished(p port.Publication) (w UnpublishedPort, ok bool) {
 	w = UnpublishedPort{
-		Key: p.Key, Pending: p.Decision.Pending, Withheld: p.Decision.Withheld,
-		Rule: truncate(p.Decision.Rule, MaxReason), Reason: truncate(p.Decision.Reason, MaxReason),
+		Key: p.Key, Rule: p.Decision.Rule, Reason: FromReason(p.Decision.Reason),
 		Owner: port.Owner{
 			Kind: p.Owner.Kind, Name: truncate(p.Owner.Name, MaxName), ID: truncate(p.Owner.ID, MaxName), Namespace: truncate(p.Owner.Namespace, MaxName),
 			Cluster: truncate(p.Owner.Cluster, MaxName),
 		},
 		Demands: demandsOf(p),
 	}
+	w.Rule.Name = truncate(w.Rule.Name, MaxReason)
 	if len(p.Origins) > 0 {
 		w.Source = truncate(p.Origins[0].Source, MaxWord)
 	}
@@ -160,7 +160,7 @@ func FitSources(names []string) List[string] {
 
 // Equal reports whether both are the same.
 func (p UnpublishedPort) Equal(q UnpublishedPort) bool {
-	return p.Key == q.Key && p.Pending == q.Pending && p.Withheld == q.Withheld && p.Rule == q.Rule && p.Reason == q.Reason &&
+	return p.Key == q.Key && p.Rule == q.Rule && p.Reason == q.Reason &&
 		p.Source == q.Source && p.Owner.Equal(q.Owner) && slices.Equal(p.Demands, q.Demands)
 }
 
@@ -177,7 +177,7 @@ func (p Publication) Port() port.Publication {
 	for _, o := range p.Others {
 		others = append(others, port.OtherOwner{Owner: o})
 	}
-	d := port.Decision{Allow: true, Host: p.Host, Rule: l.Rule, Labelled: l.Rule != "", Yields: l.Yields}
+	d := port.Decision{Allow: true, Host: p.Host, Rule: l.Ref(), Yields: l.Yields}
 	d.SetLabels(port.Labels{Alias: l.Alias})
 	return port.Publication{
 		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending, Others: others,
@@ -199,14 +199,14 @@ func DemandOrigins(demands []string) (list []port.OriginInfo) {
 	return list
 }
 
-// FromOutcome returns o for the wire. Its reason is truncated to MaxReason.
+// FromOutcome returns o for the wire. Its reason is cut to MaxReason.
 func FromOutcome(o port.Outcome) Outcome {
-	return Outcome{Key: o.Key, State: o.State, HostAddress: unmapPort(o.HostAddress), Reason: truncate(o.Reason, MaxReason)}
+	return Outcome{Key: o.Key, State: o.State, HostAddress: unmapPort(o.HostAddress), Reason: FromReason(o.Reason)}
 }
 
-// Port returns o with its reason on one line. Since is not on the wire.
+// Port returns o. Since is not on the wire.
 func (o Outcome) Port() port.Outcome {
-	return port.Outcome{Key: o.Key, State: o.State, HostAddress: o.HostAddress, Reason: oneLine(o.Reason)}
+	return port.Outcome{Key: o.Key, State: o.State, HostAddress: o.HostAddress, Reason: o.Reason.Reason}
 }
 
 func unmapPort(a netip.AddrPort) netip.AddrPort {

@@ -19,7 +19,7 @@ func publicationSize(p Publication) int {
 	return fixed + 6*p.TextBytes()
 }
 
-func outcomeSize(o Outcome) int { return 128 + 2*keySize + 6*len(o.Reason) }
+func outcomeSize(o Outcome) int { return 128 + 2*keySize + o.Reason.encodedSize() }
 
 // TextBytes is what a publication holds on to beyond its fixed size, in bytes.
 func (p Publication) TextBytes() int {
@@ -119,11 +119,11 @@ func (c Change) Split() []Control {
 }
 
 func unpublishedSize(p UnpublishedPort) int {
-	n := len(p.Rule) + len(p.Reason) + len(p.Source) + ownerText(p.Owner)
+	n := len(p.Rule.Name) + len(p.Source) + ownerText(p.Owner)
 	for _, d := range p.Demands {
 		n += len(d)
 	}
-	return 256 + keySize + 4*len(p.Demands) + 6*n
+	return 256 + keySize + 4*len(p.Demands) + p.Reason.encodedSize() + 6*n
 }
 
 // Split returns u in messages that each fit in a frame, Reset set on the first, More set on

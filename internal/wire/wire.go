@@ -139,6 +139,14 @@ type Labels struct {
 	Alias  string `json:"alias,omitempty"`
 }
 
+// Ref names the labels as a rule, if they decided.
+func (l Labels) Ref() port.RuleRef {
+	if l.Rule == "" {
+		return port.RuleRef{}
+	}
+	return port.RuleRef{Kind: port.RuleLabel, Name: l.Rule}
+}
+
 // Wish returns what labels ask for, the zero value for nothing.
 func (p *Publication) Wish() Labels {
 	if p.Labels == nil {
@@ -166,13 +174,10 @@ type Unpublished struct {
 // UnpublishedPort is a port that is denied, withheld or pending in the guest.
 type UnpublishedPort struct {
 	port.Key
-	Pending  bool       `json:"pending,omitzero"`  // see port.Decision
-	Withheld bool       `json:"withheld,omitzero"` // see port.Decision
-	Rule     string     `json:"rule,omitempty"`
-	Reason   string     `json:"reason"`
-	Owner    port.Owner `json:"owner"` // without labels
-	Source   string     `json:"source,omitempty"`
-
+	Rule    port.RuleRef `json:"rule,omitzero"`
+	Reason  Reason       `json:"reason,omitzero"`
+	Owner   port.Owner   `json:"owner"` // without labels
+	Source  string       `json:"source,omitempty"`
 	Demands List[string] `json:"demands,omitempty"` // as of Publication
 }
 
@@ -194,7 +199,7 @@ type Outcome struct {
 	port.Key
 	State       port.State     `json:"state"`
 	HostAddress netip.AddrPort `json:"hostAddress"`
-	Reason      string         `json:"reason,omitempty"`
+	Reason      Reason         `json:"reason,omitzero"`
 }
 
 // FlowRequest is the first frame of a flow, sent by the host. It names a

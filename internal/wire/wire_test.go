@@ -28,8 +28,10 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
+var rule1 = port.RuleRef{Kind: port.RuleConfigured, Number: 1, Name: "no-debug"}
+
 var equal = []cmp.Option{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmpopts.EquateEmpty()}
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmpopts.EquateComparable(Reason{}), cmpopts.EquateEmpty()}
 
 func key(p port.Protocol, addr string, n uint16) port.Key {
 	return port.Key{Protocol: p, Address: netip.MustParseAddr(addr), Port: n}
@@ -55,15 +57,15 @@ func controls() map[string]Control {
 			Removed: []port.Key{key(port.TCP, "::", 22)}}},
 		"ack": {Ack: &Ack{Generation: 9, Outcomes: []Outcome{
 			{Key: dns.Key, State: port.Active, HostAddress: netip.MustParseAddrPort("[::1]:49152")},
-			{Key: key(port.TCP, "0.0.0.0", 80), State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:80"), Reason: "held by nginx (pid 811)"},
+			{Key: key(port.TCP, "0.0.0.0", 80), State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:80"), Reason: FromReason(port.Because(port.InUseBy, "127.0.0.1:80", "nginx", "811"))},
 		}}},
-		"outcomes": {Outcomes: &Outcomes{Outcomes: []Outcome{{Key: key(port.TCP, "::", 22), State: port.Denied, Reason: "rule 1"}}}},
+		"outcomes": {Outcomes: &Outcomes{Outcomes: []Outcome{{Key: key(port.TCP, "::", 22), State: port.Denied, Reason: FromReason(rule1.Because(port.DeniedByRule))}}}},
 		"resync":   {Resync: &Resync{Reason: "standing at 5, change builds on 7"}},
 		"unpublished": {Unpublished: &Unpublished{Reset: true, Omitted: 3,
 			Put: []UnpublishedPort{
-				{Key: key(port.TCP, "127.0.0.1", 9229), Rule: "rule 1 (no-debug)", Reason: "denied by rule 1 (no-debug)", Source: "socket",
+				{Key: key(port.TCP, "127.0.0.1", 9229), Rule: rule1, Reason: FromReason(rule1.Because(port.DeniedByRule)), Source: "socket",
 					Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}},
-				{Key: key(port.UDP, "::", 53), Pending: true, Withheld: true, Reason: "owner not known yet"},
+				{Key: key(port.UDP, "::", 53), Reason: FromReason(port.Join(port.Because(port.Unlistened), port.Because(port.FromSources, "10.0.0.0/8")))},
 			},
 			Removed: []port.Key{key(port.TCP, "::", 22)},
 			Unread:  &List[Unread]{{Where: "ip nat PREROUTING", Rule: "-m mark --mark 0x7 -j DNAT", Reason: "a mark"}},
@@ -72,7 +74,7 @@ func controls() map[string]Control {
 			{Key: key(port.TCP, "172.17.0.2", 80), Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}, Source: "demand", Demands: List[string]{"web:80/tcp"}},
 		}}},
 		"unpublished-demand": {Unpublished: &Unpublished{Put: []UnpublishedPort{
-			{Key: key(port.TCP, "172.17.0.2", 80), Rule: "rule 1", Reason: "denied by rule 1", Source: "demand", Demands: List[string]{"web:80/tcp"}},
+			{Key: key(port.TCP, "172.17.0.2", 80), Rule: rule1, Reason: FromReason(rule1.Because(port.DeniedByRule)), Source: "demand", Demands: List[string]{"web:80/tcp"}},
 		}}},
 		"unpublished-none": {Unpublished: &Unpublished{Unread: &List[Unread]{}}},
 	}
@@ -260,12 +262,17 @@ func TestControlRefused(t *testing.T) {
 		"outcome without state": {`{"ack":{"generation":1,"outcomes":[{` + ok + `}]}}`, "no state"},
 		"unknown state":         {`{"ack":{"generation":1,"outcomes":[{` + ok + `,"state":"great"}]}}`, "great"},
 		"active nowhere":        {`{"ack":{"generation":1,"outcomes":[{` + ok + `,"state":"active"}]}}`, "host address"},
-		"long reason":           {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":"` + strings.Repeat("r", 513) + `"}]}}`, "reason"},
+		"long reason":           {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[{"code":"system","args":["` + strings.Repeat("r", 513) + `"]}]}]}}`, "reason of 513 bytes"},
+		"unknown reason":        {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[{"code":"bogus"}]}]}}`, "unknown reason"},
+		"arguments of a reason": {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[{"code":"system"}]}]}}`, "0 arguments, want 1"},
+		"reason with no rule":   {`{"outcomes":{"outcomes":[{` + ok + `,"state":"denied","reason":[{"code":"denied"}]}]}}`, "want a rule"},
+		"kind of a rule":        {`{"outcomes":{"outcomes":[{` + ok + `,"state":"denied","reason":[{"code":"denied","rule":{"kind":"x"}}]}]}}`, "kind of rule"},
+		"many reasons":          {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[` + strings.Repeat(`{"code":"in-use"},`, MaxReasons) + `{"code":"in-use"}]}]}}`, "17 reasons"},
 		"too many items":        {`{"snapshot":{"epoch":"E","publications":[` + strings.Repeat(`{},`, MaxListItems) + `{}]}}`, fmt.Sprint(MaxListItems)},
 		"list is an object":     {`{"outcomes":{"outcomes":{}}}`, "list"},
-		"unpublished, bad key":  {`{"unpublished":{"put":[{"protocol":"tcp","address":"0.0.0.0","reason":""}]}}`, "port 0"},
+		"unpublished, bad key":  {`{"unpublished":{"put":[{"protocol":"tcp","address":"0.0.0.0"}]}}`, "port 0"},
 		"unpublished, labels":   {`{"unpublished":{"put":[{` + ok + `,"owner":{"labels":{"a":"b"}}}]}}`, "labels"},
-		"unpublished, reason":   {`{"unpublished":{"put":[{` + ok + `,"reason":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
+		"unpublished, reason":   {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"system","args":["` + strings.Repeat("r", 513) + `"]}]}]}}`, "reason of"},
 		"unpublished, rule":     {`{"unpublished":{"unread":[{"rule":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
 		"unpublished, demands":  {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat(`a:1","`, 16) + `a:1"]}]}}`, "17 demands"},
 		"unpublished, demand":   {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat("r", 513) + `"]}]}}`, "demand"},
@@ -499,12 +506,17 @@ func TestConversion(t *testing.T) {
 		t.Errorf("back %+v", back)
 	}
 
-	o := port.Outcome{Key: p.Key, State: port.Conflict, HostAddress: netip.MustParseAddrPort("[::ffff:127.0.0.1]:80"), Reason: "a\nb" + strings.Repeat("\xff", MaxReason)}
+	o := port.Outcome{Key: p.Key, State: port.Conflict, HostAddress: netip.MustParseAddrPort("[::ffff:127.0.0.1]:80"), Reason: port.Because(port.SystemFailed, "a\nb"+strings.Repeat("\xff", MaxReason))}
 	wo := FromOutcome(o)
-	if err := wo.check(); err != nil {
+	var b bytes.Buffer
+	if err := WriteControl(&b, Control{Outcomes: &Outcomes{Outcomes: []Outcome{wo}}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := wo.Port(); got.Key != o.Key || got.State != o.State || got.HostAddress.Addr().Is4In6() || strings.Contains(got.Reason, "\n") {
+	c, err := ReadControl(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Outcomes.Outcomes[0].Port(); got.Key != o.Key || got.State != o.State || got.HostAddress.Addr().Is4In6() || strings.Contains(got.Reason.String(), "\n") {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -626,7 +638,7 @@ func TestSplitOutcomes(t *testing.T) {
 	var outs []Outcome
 	for i := range 2000 {
 		for range 3 {
-			outs = append(outs, Outcome{Key: thin(i).Key, State: port.Failed, Reason: strings.Repeat("\x01", i%MaxReason)})
+			outs = append(outs, Outcome{Key: thin(i).Key, State: port.Failed, Reason: FromReason(port.Because(port.SystemFailed, strings.Repeat("\x01", i%MaxReason)))})
 		}
 	}
 	for name, parts := range map[string][]Control{
@@ -948,7 +960,7 @@ func TestSplitUnpublished(t *testing.T) {
 	for i := range MaxUnpublished {
 		w, ok := FromUnpublished(port.Publication{
 			Key: thin(i).Key, Owner: port.Owner{Kind: port.OwnerProcess, Name: long, ID: long, Namespace: long, Labels: map[string]string{"a": "b"}},
-			Origins: asked, Decision: port.Decision{Rule: long, Reason: long, Withheld: true}, Dial: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")},
+			Origins: asked, Decision: port.Decision{Rule: port.RuleRef{Kind: port.RuleConfigured, Name: long}, Reason: port.Because(port.FromSources, long)}, Dial: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")},
 		})
 		if !ok || w.check() != nil || len(w.Demands) != MaxDemandsOfOne {
 			t.Fatalf("%+v: %v", w, w.check())
@@ -1031,19 +1043,19 @@ func TestHelloWithUnpublished(t *testing.T) {
 func TestLabelsOnTheWire(t *testing.T) {
 	p := port.Publication{
 		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80},
-		Decision: port.Decision{Allow: true, Rule: "default", Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}},
+		Decision: port.Decision{Allow: true, Rule: port.RuleRef{Kind: port.RuleDefault}, Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}},
 	}
 	if w := FromPublication(p); w.Labels != nil {
 		t.Errorf("without labels: %+v", w.Labels)
 	}
-	p.Decision.Labelled, p.Decision.Yields, p.Decision.Rule = true, true, strings.Repeat("x", MaxReason+1)
+	p.Decision.Yields, p.Decision.Rule = true, port.RuleRef{Kind: port.RuleLabel, Name: strings.Repeat("x", MaxReason+1)}
 	p.Decision.SetLabels(port.Labels{Alias: strings.Repeat("a", MaxWord)})
 	w := FromPublication(p)
 	if err := w.Check(); err != nil {
 		t.Error(err)
 	}
 	d := w.Port().Decision
-	if !d.Labelled || !d.Yields || d.Alias() != p.Decision.Alias() || len(d.Rule) != MaxReason {
+	if !d.Labelled() || !d.Yields || d.Alias() != p.Decision.Alias() || len(d.Rule.Name) != MaxReason {
 		t.Errorf("%+v", d)
 	}
 	w.Labels = &Labels{Alias: strings.Repeat("a", MaxWord+1)}

@@ -33,6 +33,7 @@ type Error struct {
 	Column int    // 1-based, in characters
 	Field  string // "rules[2].match.ports", empty for the whole document
 	Reason string // the value, and what is allowed
+	Key    string // an unknown one; empty of other mistakes
 }
 
 // Error returns "FILE:LINE:COLUMN: FIELD: REASON", without what is unknown, as one line.
@@ -220,10 +221,11 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 // unknown is the error of an unknown key: with the likely one, or else with all unless
 // these were listed.
 func (n Node) unknown(key string, known []string, listed bool) error {
-	if s := Suggest(key, known); s != "" || listed {
-		return n.Errorf("unknown key %q%s", key, s)
+	why := Suggest(key, known)
+	if why == "" && !listed {
+		why = ": want " + OneOf(known)
 	}
-	return n.Errorf("unknown key %q: want %s", key, OneOf(known))
+	return &Error{File: n.file, Line: n.line, Column: n.column, Field: n.field, Reason: fmt.Sprintf("unknown key %q%s", key, why), Key: key}
 }
 
 // List returns the values of a sequence; any other value is a list of itself.

@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/demo"
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/test/kit/wait"
 )
@@ -30,7 +31,7 @@ import (
 type why struct {
 	name  string
 	build func(t *testing.T, r *rig) (ask string) // returns the arguments of explain
-	want  explain.Verdict
+	want  port.Verdict
 	says  string // in the summary
 	next  string // in the next step, empty if there is nothing to do
 	step  string // in the text of a step, "" for none
@@ -174,56 +175,56 @@ func TestExplainReasons(t *testing.T) {
 	situations := []why{
 		{
 			name: "it is reachable", build: listens("tcp4", "0.0.0.0:8001"),
-			want: explain.VerdictActive, says: "reachable on the host at 127.0.0.1:8001", step: "dial ok: 127.0.0.1:8001 answers",
+			want: port.VerdictActive, says: "reachable on the host at 127.0.0.1:8001", step: "dial ok: 127.0.0.1:8001 answers",
 		},
 		{
 			name: "a loopback listener", build: listens("tcp4", "127.0.0.1:8002"),
-			want: explain.VerdictActive, says: "127.0.0.1:8002", step: "seen ok: socket: pid " + strconv.Itoa(os.Getpid()),
+			want: port.VerdictActive, says: "127.0.0.1:8002", step: "seen ok: socket: pid " + strconv.Itoa(os.Getpid()),
 		},
 		{
 			name: "IPv6 only", build: listens("tcp6", "[::1]:8003"),
-			want: explain.VerdictOneFamily, says: "IPv6 only", next: "connect to [::1]:8003",
+			want: port.VerdictOneFamily, says: "IPv6 only", next: "connect to [::1]:8003",
 		},
 		{
 			name: "UDP is there", build: binds("udp4", "0.0.0.0:8004", "8004"),
-			want: explain.VerdictUntested, says: "8004/udp is open, not tested, on the host at 127.0.0.1:8004", step: "sink hostlink ok: active at 127.0.0.1:8004",
+			want: port.VerdictUntested, says: "8004/udp is open, not tested, on the host at 127.0.0.1:8004", step: "sink hostlink ok: active at 127.0.0.1:8004",
 		},
 		{
 			name: "another protocol", build: binds("udp4", "0.0.0.0:8005", "8005/tcp"),
-			want: explain.VerdictProtocol, says: "is UDP, not TCP", next: "fairlead explain 8005/udp",
+			want: port.VerdictProtocol, says: "is UDP, not TCP", next: "fairlead explain 8005/udp",
 		},
 		{
 			name: "a rule of the agent", build: listens("tcp4", "0.0.0.0:9229"),
-			want: explain.VerdictDenied, says: "denied by rule 1 (no-debug)", next: "change rule 1 (no-debug) in", step: "rule failing: denied by rule 1 (no-debug)",
+			want: port.VerdictDenied, says: "denied by rule 1 (no-debug)", next: "change rule 1 (no-debug) in", step: "rule failing: denied by rule 1 (no-debug)",
 		},
 		{
 			name: "a rule of the host", build: listens("tcp4", "0.0.0.0:8007"),
-			want: explain.VerdictHostDenied, says: "host rule 1", next: "rules of the host peer",
+			want: port.VerdictHostDenied, says: "host rule 1", next: "rules of the host peer",
 		},
 		{
 			name: "a conflict on the host", build: func(t *testing.T, r *rig) string {
 				r.outside.listen(t, "tcp4", "127.0.0.1:8008")
 				return listens("tcp4", "0.0.0.0:8008")(t, r)
 			},
-			want: explain.VerdictConflict, says: "(pid " + strconv.Itoa(os.Getpid()), next: "stop the program that uses 127.0.0.1:8008",
+			want: port.VerdictConflict, says: "(pid " + strconv.Itoa(os.Getpid()), next: "stop the program that uses 127.0.0.1:8008",
 		},
 		{
 			name: "a conflict in one family", build: func(t *testing.T, r *rig) string {
 				r.outside.listen(t, "tcp4", "127.0.0.1:8009")
 				return listens("tcp", "[::]:8009")(t, r)
 			},
-			want: explain.VerdictPartial, says: "but not everywhere: 127.0.0.1:8009", next: "use [::1]:8009",
+			want: port.VerdictPartial, says: "but not everywhere: 127.0.0.1:8009", next: "use [::1]:8009",
 		},
 		{
 			name: "well-known UDP", build: binds("udp4", "0.0.0.0:5353", "5353"),
-			want: explain.VerdictWellKnown, says: "the guest's own network", next: "ports: 5353}, action: allow",
+			want: port.VerdictWellKnown, says: "the guest's own network", next: "ports: 5353}, action: allow",
 		},
 		{
 			name: "bound and not listening", build: func(t *testing.T, r *rig) string {
 				rawSocket(t, r, unix.SOCK_STREAM, func(fd int) error { return unix.Bind(fd, &unix.SockaddrInet4{Port: 8011}) })
 				return "8011"
 			},
-			want: explain.VerdictUnlistened, says: "bound, not listening", next: "listen()",
+			want: port.VerdictUnlistened, says: "bound, not listening", next: "listen()",
 		},
 		{
 			name: "a socket of one interface", build: func(t *testing.T, r *rig) string {
@@ -233,34 +234,34 @@ func TestExplainReasons(t *testing.T) {
 				})
 				return "8012"
 			},
-			want: explain.VerdictInterface, says: "bound to interface why0", next: "give the interface an address",
+			want: port.VerdictInterface, says: "bound to interface why0", next: "give the interface an address",
 		},
 		{
 			name: "a NAT rule of one interface", build: natRule("8013", `iifname "eth9" tcp dport 8013 dnat to 10.9.0.2:80`),
-			want: explain.VerdictInterface, says: "limited to interface eth9", next: "ports: 8013}, action: allow", step: "th dport 8013",
+			want: port.VerdictInterface, says: "limited to interface eth9", next: "ports: 8013}, action: allow", step: "th dport 8013",
 		},
 		{
 			name: "a NAT rule for some clients", build: natRule("8014", `ip saddr 10.0.0.0/8 tcp dport 8014 dnat to 10.9.0.2:80`),
-			want: explain.VerdictSourceOnly, says: "limited to source 10.0.0.0/8", next: "ports: 8014}, action: allow",
+			want: port.VerdictSourceOnly, says: "limited to source 10.0.0.0/8", next: "ports: 8014}, action: allow",
 		},
 		{
 			name: "a NAT rule that is not understood", build: natRule("8015", `meta mark 7 tcp dport 8000-8015 dnat to 10.9.0.2:80`),
-			want: explain.VerdictNAT, says: "th dport >= 8000 th dport <= 8015", next: "supported form",
+			want: port.VerdictNAT, says: "th dport >= 8000 th dport <= 8015", next: "supported form",
 		},
 		{
 			name: "a NAT rule that works", build: func(t *testing.T, r *rig) string {
 				r.guest.listen(t, "tcp4", "0.0.0.0:18016") // which the rule leads to at 192.0.2.9
 				return natRule("8016", `tcp dport 8016 redirect to :18016`)(t, r)
 			},
-			want: explain.VerdictActive, says: "8016/tcp is reachable", step: "seen ok: nat: ip why8016 pre: ",
+			want: port.VerdictActive, says: "8016/tcp is reachable", step: "seen ok: nat: ip why8016 pre: ",
 		},
 		{
 			name: "a NAT rule to nobody", build: natRule("8017", `tcp dport 8017 redirect to :18017`),
-			want: explain.VerdictNoAnswer, says: "does not answer: 192.0.2.9:18017 refuses", next: "a connection to 192.0.2.9:18017 must work first",
+			want: port.VerdictNoAnswer, says: "does not answer: 192.0.2.9:18017 refuses", next: "a connection to 192.0.2.9:18017 must work first",
 		},
 		{
 			name: "without a dial there is no answer to miss", build: natRule("8017 --no-dial", `tcp dport 8017 redirect to :18017`),
-			want: explain.VerdictUntested, says: "8017/tcp is open, not tested,", step: "dial skipped",
+			want: port.VerdictUntested, says: "8017/tcp is open, not tested,", step: "dial skipped",
 		},
 		{
 			name: "a UDP client", build: func(t *testing.T, r *rig) string {
@@ -271,45 +272,45 @@ func TestExplainReasons(t *testing.T) {
 				t.Cleanup(func() { _ = c.Close() })
 				return strings.TrimPrefix(c.LocalAddr().String(), "127.0.0.1:") + "/udp"
 			},
-			want: explain.VerdictClient, says: "chosen by the kernel", next: "bind its port explicitly",
+			want: port.VerdictClient, says: "chosen by the kernel", next: "bind its port explicitly",
 		},
 		{
 			name: "a process in another network namespace", build: elsewhere("0.0.0.0:8019", "8019", nil),
-			want: explain.VerdictNetNS, says: "(fairlead) is listening in another network namespace (net:[", next: "start it in the agent's network namespace",
+			want: port.VerdictNetNS, says: "(fairlead) is listening in another network namespace (net:[", next: "start it in the agent's network namespace",
 		},
 		{
 			name: "a loopback in another network namespace", build: elsewhere("127.0.0.1:8020", "8020", nil),
-			want: explain.VerdictNetNS, says: "127.0.0.1:8020 of pid", next: "nothing else can reach it",
+			want: port.VerdictNetNS, says: "127.0.0.1:8020 of pid", next: "nothing else can reach it",
 		},
 		{
 			name: "a container that publishes nothing", build: elsewhere("0.0.0.0:8021", "8021", intoContainer),
-			want: explain.VerdictNetNS, says: " of container (", next: "-p 8021:8021",
+			want: port.VerdictNetNS, says: " of container (", next: "-p 8021:8021",
 		},
 		{
 			name: "fairlead's own", build: func(*testing.T, *rig) string { return "9111" },
-			want: explain.VerdictOwn, says: "127.0.0.1:9111", next: "--metrics-addr",
+			want: port.VerdictOwn, says: "127.0.0.1:9111", next: "--metrics-addr",
 		},
 		{
 			name: "nothing at all", build: func(*testing.T, *rig) string { return "8999" },
-			want: explain.VerdictNothingHere, says: "nothing in the guest serves port 8999", next: "start the server",
+			want: port.VerdictNothingHere, says: "nothing in the guest serves port 8999", next: "start the server",
 		},
 		{
 			name: "a slip of the finger", build: func(t *testing.T, r *rig) string {
 				listens("tcp4", "0.0.0.0:8724")(t, r)
 				return "8742"
 			},
-			want: explain.VerdictNothingHere, says: "nothing in the guest serves", next: "did you mean 8724/tcp?",
+			want: port.VerdictNothingHere, says: "nothing in the guest serves", next: "did you mean 8724/tcp?",
 		},
 		{
 			name: "a rule that moves it", build: listens("tcp4", "0.0.0.0:8025"),
-			want: explain.VerdictActive, says: "127.0.0.1:18025, another port than in the guest, by rule 2", step: "rule ok: rule 2: allow, host port +10000",
+			want: port.VerdictActive, says: "127.0.0.1:18025, another port than in the guest, by rule 2", step: "rule ok: rule 2: allow, host port +10000",
 		},
 		{
 			name: "it was closed", build: func(t *testing.T, r *rig) string {
 				_ = r.guest.listen(t, "tcp4", "0.0.0.0:8026").Close()
 				return "8026/tcp"
 			},
-			want: explain.VerdictNothingHere, says: "8026/tcp", next: "start the server",
+			want: port.VerdictNothingHere, says: "8026/tcp", next: "start the server",
 		},
 	}
 	r := newRig(t, "--metrics-addr", "127.0.0.1:9111")
@@ -334,7 +335,7 @@ func TestExplainReasons(t *testing.T) {
 func TestExplainWithoutAHost(t *testing.T) {
 	r := newRig(t)
 	r.startAgent()
-	why{build: listens("tcp4", "0.0.0.0:8001"), want: explain.VerdictNoHost, says: "no host is connected", next: "start `fairlead host`"}.check(t, r)
+	why{build: listens("tcp4", "0.0.0.0:8001"), want: port.VerdictNoHost, says: "no host is connected", next: "start `fairlead host`"}.check(t, r)
 }
 
 func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
@@ -342,7 +343,7 @@ func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
 		r := newRig(t, "--source", "nat")
 		r.startAgent()
 		why{
-			build: listens("tcp4", "0.0.0.0:8001"), want: explain.VerdictDisabled,
+			build: listens("tcp4", "0.0.0.0:8001"), want: port.VerdictDisabled,
 			says: "the socket source is disabled", next: "add socket to the agent's sources",
 		}.check(t, r)
 	})
@@ -358,7 +359,7 @@ func TestExplainNamesDisabledAndStaleSources(t *testing.T) {
 		r := newRig(t, "--source", "socket,docker", "--docker-host", "unix://"+path)
 		r.startAgent()
 		why{
-			build: func(*testing.T, *rig) string { return "8001" }, want: explain.VerdictStale,
+			build: func(*testing.T, *rig) string { return "8001" }, want: port.VerdictStale,
 			says: "source docker fails", next: "fairlead doctor",
 		}.check(t, r)
 	})
@@ -373,13 +374,13 @@ func TestExplainOnHostAsksTheGuest(t *testing.T) {
 	natRule("8017", `tcp dport 8017 redirect to :18017`)(t, r)
 	for _, c := range []struct {
 		ask, k string
-		want   explain.Verdict
+		want   port.Verdict
 		says   string
 	}{
-		{"8001", "tcp 127.0.0.1:8001", explain.VerdictActive, "8001/tcp is reachable on the host at 127.0.0.1:8001"},
-		{"8001 --no-dial", "tcp 127.0.0.1:8001", explain.VerdictUntested, "8001/tcp is open, not tested,"},
-		{"8002", "udp 127.0.0.1:8002", explain.VerdictUntested, "8002/udp is open, not tested,"},
-		{"8017", "tcp 0.0.0.0:8017", explain.VerdictNoAnswer, "but the server in the guest refuses"},
+		{"8001", "tcp 127.0.0.1:8001", port.VerdictActive, "8001/tcp is reachable on the host at 127.0.0.1:8001"},
+		{"8001 --no-dial", "tcp 127.0.0.1:8001", port.VerdictUntested, "8001/tcp is open, not tested,"},
+		{"8002", "udp 127.0.0.1:8002", port.VerdictUntested, "8002/udp is open, not tested,"},
+		{"8017", "tcp 0.0.0.0:8017", port.VerdictNoAnswer, "but the server in the guest refuses"},
 	} {
 		r.wantState(c.k, "active")
 		if rep, err := r.explainedAt(r.hostCtl, c.ask); err != nil || rep.Verdict != c.want || !strings.Contains(rep.Summary, c.says) {
@@ -393,7 +394,7 @@ func TestExplainOnHostAsksTheGuest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if rep.Verdict == explain.VerdictUntested {
+		if rep.Verdict == port.VerdictUntested {
 			untested++
 		}
 	}

@@ -361,7 +361,7 @@ func (r *runner) checkWanted() error {
 			r.held[k] = since
 		}
 		switch {
-		case there && !p.Decision.Withheld:
+		case there && !p.Decision.Withheld():
 			return fmt.Errorf("%s is wanted, and forbidden: %+v", k, p.Decision)
 		case !before:
 			return fmt.Errorf("%s is wanted, and was never allowed", k)
@@ -369,7 +369,7 @@ func (r *runner) checkWanted() error {
 			return fmt.Errorf("%s is held for %s", k, r.ref.now.Sub(since))
 		}
 		for o, q := range pubs.Range(k.Slot().Bounds()) {
-			if !q.Decision.Allow && !q.Decision.Withheld {
+			if !q.Decision.Allow && !q.Decision.Withheld() {
 				return fmt.Errorf("%s is held beside %s, which is forbidden", k, o)
 			}
 		}

@@ -88,7 +88,7 @@ func (s *peerSink) Sync(ctx context.Context, want reconcile.View, change reconci
 	s.mu.Unlock()
 	if absent {
 		s.unsure = true
-		return s.driver.Pending(change, "no peer"), nil
+		return s.driver.Pending(change, port.Because(port.NotConnected)), nil
 	}
 	if s.driver.Present() || s.unsure || restarted {
 		s.known = s.now()
@@ -113,7 +113,7 @@ func (s *peerSink) Known(w peer.Wish) bool {
 	if s.known[w.Target] != w.Remote {
 		return false
 	}
-	s.driver.Answer(w, port.Active, "")
+	s.driver.Answer(w, port.Active, port.Reason{})
 	return true
 }
 
@@ -124,7 +124,7 @@ func (s *peerSink) Add(_ context.Context, wishes []peer.Wish) error {
 			return err
 		}
 		s.known[w.Target] = w.Remote
-		s.driver.Answer(w, port.Active, "")
+		s.driver.Answer(w, port.Active, port.Reason{})
 	}
 	return nil
 }

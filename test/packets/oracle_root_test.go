@@ -489,8 +489,8 @@ func (o *oracle) named(class string, s *slot, r explain.Report) string {
 	})
 	switch class {
 	case missed:
-		if len(r.Chains) > 0 || r.Verdict == explain.VerdictNAT ||
-			slices.ContainsFunc(r.Related, func(n explain.Related) bool { return n.Kind == explain.VerdictNAT }) {
+		if len(r.Chains) > 0 || r.Verdict == port.VerdictNAT ||
+			slices.ContainsFunc(r.Related, func(n explain.Related) bool { return n.Kind == port.VerdictNAT }) {
 			return byListing
 		}
 	case silent, wrong:

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // HostFacts is what is judged about a host.
@@ -54,7 +55,10 @@ type Guest struct {
 }
 
 // Conflict is a port that is not open, and why.
-type Conflict struct{ Port, Reason string }
+type Conflict struct {
+	Port, Reason string
+	Code         port.Code // of the reason
+}
 
 // Relay is whether WSL's own relay forwards ports, by .wslconfig.
 type Relay struct {
@@ -136,16 +140,13 @@ func (j *judge) guest(f HostFacts, g Guest) {
 	}
 }
 
-// relayName is the program of WSL's own relay.
-const relayName = "wslrelay"
-
 func (j *judge) ports(f HostFacts) {
 	if f.Running == "" {
 		return
 	}
 	relayed := 0
 	for _, c := range f.Conflicts {
-		if strings.Contains(c.Reason, relayName) {
+		if c.Code == port.InUseByRelay {
 			relayed++
 			continue
 		}

@@ -5,6 +5,8 @@ package doctor
 import (
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 func healthyHost() HostFacts {
@@ -64,11 +66,13 @@ func TestEachFaultOfAHostHasItsRemedy(t *testing.T) {
 		{"another host", refused(unix, "replaced", true), Failing, "guest link", "why", "other host"},
 		{"one network namespace", refused(unix, "network", false), Failing, "guest link", "why", "another network namespace"},
 		{"old agent", func(f *HostFacts) { f.Guests[0].Version = "v1.1.9" }, Warning, "guest version", "v1.1.9", "update the agent"},
-		{"conflict", func(f *HostFacts) { f.Conflicts = []Conflict{{"80/tcp", "in use by nginx"}} }, Warning, "ports conflict", "80/tcp: in use by nginx", "hostPort"},
-		{"conflict with fairlead's own names", func(f *HostFacts) { f.Conflicts = []Conflict{{"80/tcp", "127.0.0.1:80 is held by this host's names"}} }, Warning, "ports conflict", "80/tcp", "free that address"},
-		{"failed", func(f *HostFacts) { f.Failed = []Conflict{{"80/tcp", "permission denied"}} }, Failing, "ports failed", "80/tcp: permission denied", "retries"},
+		{"conflict", func(f *HostFacts) { f.Conflicts = []Conflict{{"80/tcp", "in use by nginx", port.InUseBy}} }, Warning, "ports conflict", "80/tcp: in use by nginx", "hostPort"},
+		{"conflict with fairlead's own names", func(f *HostFacts) {
+			f.Conflicts = []Conflict{{"80/tcp", "127.0.0.1:80 is held by this host's names", port.HeldBy}}
+		}, Warning, "ports conflict", "80/tcp", "free that address"},
+		{"failed", func(f *HostFacts) { f.Failed = []Conflict{{"80/tcp", "permission denied", port.SystemFailed}} }, Failing, "ports failed", "80/tcp: permission denied", "retries"},
 		{"relay has ports", func(f *HostFacts) {
-			f.Conflicts = []Conflict{{"80/tcp", `in use by "wslrelay.exe" (pid 4)`}, {"81/tcp", `in use by "wslrelay.exe" (pid 4)`}}
+			f.Conflicts = []Conflict{{"80/tcp", "in use", port.InUseByRelay}, {"81/tcp", "in use", port.InUseByRelay}}
 		}, Failing, "ports wslrelay", "2 ports", "localhostForwarding=false"},
 		{"ports of the guest that it does not publish", func(f *HostFacts) {
 			f.Unpublished = map[string]int{"denied by rule 1 (no-debug)": 2, "bound, not listening": 3, "a": 1, "b": 1, "c": 1}

@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/registry"
 )
 
 // judge collects checks.
@@ -93,7 +94,7 @@ func (j *judge) container(a *Agent) {
 			"set hostPID: true in the pod, or docker run --pid=host")
 	}
 	live := func(s Source) bool {
-		return s.State == "live" && slices.Contains([]string{"containerd", "docker", "podman"}, s.Name) && !strings.HasPrefix(s.Method, "no ")
+		return s.State == "live" && slices.Contains([]string{"containerd", "docker", "podman"}, s.Name) && s.Lack == registry.Nothing
 	}
 	if a.InCluster && !slices.ContainsFunc(a.Sources, live) {
 		j.add("agent", "engine", Warning, "the agent reaches no container engine: ports of pods have no owner",
@@ -223,17 +224,16 @@ func (j *judge) sources() {
 		area := "source"
 		switch s.State {
 		case "live":
-			method, why, absent := strings.Cut(s.Method, ": ")
-			if !absent || !strings.HasPrefix(method, "no ") {
-				j.add(area, s.Name, OK, s.Method, "")
-				break
-			}
-			if strings.HasPrefix(method, "no usable ") {
+			switch s.Lack {
+			case registry.Settings:
 				j.add(area, s.Name, Warning, s.Method, unusableRemedy)
-				break
+			case registry.Engine:
+				what, why, _ := strings.Cut(s.Method, ": ")
+				j.add(area, s.Name, OK, what, "")
+				j.more(why)
+			default:
+				j.add(area, s.Name, OK, s.Method, "")
 			}
-			j.add(area, s.Name, OK, method, "")
-			j.more(why)
 		case "starting":
 			j.add(area, s.Name, Warning, strings.TrimSpace("starting "+s.Error), "ask again in a moment")
 		case "disabled":
@@ -244,7 +244,7 @@ func (j *judge) sources() {
 				detail += ", since " + s.Since.UTC().Format(time.RFC3339)
 			}
 			remedy := sourceRemedies[port.Family(s.Name)]
-			if strings.Contains(s.Error, "no usable ") {
+			if s.Lack == registry.Settings {
 				remedy = unusableRemedy
 			}
 			j.add(area, s.Name, Failing, detail, remedy)

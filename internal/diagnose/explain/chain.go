@@ -3,6 +3,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,7 +11,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 )
 
 // chain follows one publication from the kernel to the host.
@@ -125,7 +125,7 @@ func nodeOf(o port.Owner) string {
 
 func ruleStep(p *Publication) Step {
 	d := p.Decision
-	s := Step{Step: "rule", Mark: OK, Text: d.Rule}
+	s := Step{Step: "rule", Mark: OK, Text: d.Rule.String()}
 	for _, r := range p.Rules {
 		if r.Decides && r.Why != "" && d.Allow {
 			s.Text += ": " + r.Why
@@ -134,10 +134,10 @@ func ruleStep(p *Publication) Step {
 	if !d.Allow {
 		s.Mark = Failing
 		switch {
-		case strings.Contains(d.Reason, d.Rule):
-			s.Text = d.Reason
-		case d.Reason != "":
-			s.Text += ": " + d.Reason
+		case d.Reason.Rule() == d.Rule:
+			s.Text = d.Reason.String()
+		case !d.Reason.IsZero():
+			s.Text += ": " + d.Reason.String()
 		}
 		return s
 	}
@@ -214,9 +214,9 @@ func (p *Publication) sinkSteps() []Step {
 		}
 		s := Step{Step: "sink " + o.Sink, Mark: mark, Text: o.State.String()}
 		switch at := o.HostAddress; {
-		case o.Reason == "" && at.IsValid():
+		case o.Reason.IsZero() && at.IsValid():
 			s.Text += " at " + at.String()
-		case o.Reason != "":
+		case !o.Reason.IsZero():
 			s.Text += ": " + located(o)
 		}
 		if !o.Since.IsZero() {
@@ -240,7 +240,7 @@ func addresses(list []netip.AddrPort) string {
 }
 
 // judge returns the verdict about a publication, and what to do.
-func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
+func (f *Facts) judge(p *Publication) (v port.Verdict, summary, next string) {
 	name := p.Slot().String()
 	if !p.Decision.Allow {
 		return f.judgeDenied(p)
@@ -259,48 +259,38 @@ func (f *Facts) judge(p *Publication) (v Verdict, summary, next string) {
 		o := by[s][0]
 		switch s {
 		case port.Conflict:
-			return VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)), freeHolder(o) + f.relocate(p, o)
+			return port.VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)), f.advise(p, o.Reason, &o)
 		case port.Denied:
-			next := "change the rules of the host peer (`fairlead host`), in its configuration"
-			switch {
-			case rules.ByRuntime(o.Reason) && f.Host:
-				next = undoRuntime("")
-			case rules.ByRuntime(o.Reason):
-				next = undoRuntime(" on the host")
-			}
-			return VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), next
+			return port.VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), f.advise(p, o.Reason, &o)
 		case port.Failed:
-			return VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason),
-				"correct that: fairlead retries by itself; if it keeps failing, run `fairlead doctor`"
+			return port.VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason), f.advise(p, o.Reason, &o)
 		default:
-			if o.Reason == noHost && f.Refused != nil {
-				return VerdictNoHost, fmt.Sprintf("%s is published, but no host is connected; %s", name, f.Refused.Text(f.Now)), f.Refused.Next()
+			v, next := o.Reason.Verdict(), f.advise(p, o.Reason, &o)
+			if v == port.VerdictNoHost && f.Refused != nil {
+				return v, fmt.Sprintf("%s is published, but no host is connected; %s", name, f.Refused.Text(f.Now)), f.Refused.Next()
 			}
-			if o.Reason == noHost {
-				return VerdictNoHost, fmt.Sprintf("%s is published, but no host is connected", name),
-					"start `fairlead host` on the host, or read its log"
+			if v == port.VerdictNoHost {
+				return v, fmt.Sprintf("%s is published, but no host is connected", name), next
 			}
-			return VerdictPending, fmt.Sprintf("%s is published, and %s has not reported yet", name, o.Sink), "ask again in a moment"
+			return port.VerdictPending, fmt.Sprintf("%s is published, and %s has not reported yet", name, o.Sink), next
 		}
 	}
-	return VerdictPending, fmt.Sprintf("%s is allowed, and no sink has reported yet", name), "ask again in a moment"
+	return port.VerdictPending, fmt.Sprintf("%s is allowed, and no sink has reported yet", name), "ask again in a moment"
 }
 
 // located returns the reason of an outcome with its host address.
 func located(o Outcome) string {
-	if !o.HostAddress.IsValid() || strings.Contains(o.Reason, o.HostAddress.String()) {
-		return o.Reason
+	at := o.HostAddress.String()
+	if o.HostAddress.IsValid() && !slices.ContainsFunc(o.Reason.Args(), func(arg string) bool { return strings.Contains(arg, at) }) {
+		return at + ": " + o.Reason.String()
 	}
-	return o.HostAddress.String() + ": " + o.Reason
+	return o.Reason.String()
 }
 
-// noHost is the reason of the link's sink without a session.
-const noHost = "no host connected"
-
-func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verdict, summary, next string) {
+func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v port.Verdict, summary, next string) {
 	name := p.Slot().String()
 	if g, lost := f.lostGuest(p); lost {
-		return VerdictGuestLost, fmt.Sprintf("%s does not answer on the host: guest %s is not connected: %s", name, g.title(), g.Error), g.Next
+		return port.VerdictGuestLost, fmt.Sprintf("%s does not answer on the host: guest %s is not connected: %s", name, g.title(), g.Error), g.Next
 	}
 	var at []netip.AddrPort
 	for _, o := range active {
@@ -319,32 +309,32 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 			answered = answered || d.Answer == Answers
 		}
 	}
-	v, is := VerdictActive, "reachable"
+	v, is := port.VerdictActive, "reachable"
 	if !answered {
-		v, is = VerdictUntested, "open, not tested,"
+		v, is = port.VerdictUntested, "open, not tested,"
 	}
 	silent, isSilent := p.containerSilent()
 	switch {
 	case isSilent:
-		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s", name, where, silent),
+		return port.VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s", name, where, silent),
 			"check the container: its server must listen on this port, and not on the container's loopback alone"
 	case p.paused():
-		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s is paused", name, where, Owner(p.Owner)), "unpause the container"
+		return port.VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s is paused", name, where, Owner(p.Owner)), "unpause the container"
 	case len(p.Dial) == 0 && !f.Host:
-		return VerdictNotServed, fmt.Sprintf("%s is open %s, but nothing in the guest serves it", name, where),
+		return port.VerdictNotServed, fmt.Sprintf("%s is open %s, but nothing in the guest serves it", name, where),
 			"start the server behind it" + declarer(p)
 	case tried > 0 && !answered && f.Host:
-		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s", name, where, p.Dials[0]),
+		return port.VerdictNoAnswer, fmt.Sprintf("%s is open %s, but %s", name, where, p.Dials[0]),
 			fmt.Sprintf("check the server: `fairlead explain %s` in the guest says more", name)
 	case tried > 0 && !answered:
-		return VerdictNoAnswer, fmt.Sprintf("%s is open %s, but its server does not answer: %s %s", name, where, p.Dials[0].Target, p.Dials[0].Answer),
+		return port.VerdictNoAnswer, fmt.Sprintf("%s is open %s, but its server does not answer: %s %s", name, where, p.Dials[0].Target, p.Dials[0].Answer),
 			fmt.Sprintf("check the server: in the guest, a connection to %s must work first", p.Dials[0].Target)
 	case len(conflicts) > 0:
 		o := conflicts[0]
-		return VerdictPartial, fmt.Sprintf("%s is %s %s, but not everywhere: %s", name, is, where, located(o)),
-			fmt.Sprintf("use %s, or %s%s", at[0], freeHolder(o), f.relocate(p, o))
+		return port.VerdictPartial, fmt.Sprintf("%s is %s %s, but not everywhere: %s", name, is, where, located(o)),
+			fmt.Sprintf("use %s, or %s", at[0], f.advise(p, o.Reason, &o))
 	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
-		return VerdictOneFamily, fmt.Sprintf("%s is %s %s: the guest serves IPv6 only", name, is, where),
+		return port.VerdictOneFamily, fmt.Sprintf("%s is %s %s: the guest serves IPv6 only", name, is, where),
 			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
 	case len(at) > 0 && at[0].Port() != p.Port:
 		return v, fmt.Sprintf("%s is %s %s, another port than in the guest%s", name, is, where, p.otherPort(at[0])), ""
@@ -355,14 +345,14 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v Verd
 // otherPort says why the port is another one at an address.
 func (p *Publication) otherPort(at netip.AddrPort) string {
 	for _, o := range p.Outcomes {
-		if o.HostAddress == at && o.State == port.Active && o.Reason != "" {
-			return ": " + o.Reason
+		if o.HostAddress == at && o.State == port.Active && !o.Reason.IsZero() {
+			return ": " + o.Reason.String()
 		}
 	}
-	if p.Decision.Rule == "" { // on a host
+	if p.Decision.Rule == (port.RuleRef{}) { // on a host
 		return ""
 	}
-	return ", by " + p.Decision.Rule
+	return ", by " + p.Decision.Rule.String()
 }
 
 // ByContainer reports whether an engine declared the port for a container.
@@ -393,9 +383,7 @@ func (p *Publication) containerSilent() (text string, ok bool) {
 
 // paused reports whether an engine has paused the container.
 func (p *Publication) paused() bool {
-	return ByContainer(p.Publication) && slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
-		return strings.HasSuffix(o.Detail.String(), " ("+port.NotePaused+")")
-	})
+	return ByContainer(p.Publication) && slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Paused })
 }
 
 // lostGuest returns the guest of a publication on a host if it is not connected.
@@ -415,44 +403,17 @@ func declarer(p *Publication) string {
 	return ": " + Owner(p.Owner)
 }
 
-// judgeDenied distinguishes a rule that denies from a reason to withhold.
-func (f *Facts) judgeDenied(p *Publication) (v Verdict, summary, next string) {
+// judgeDenied is judge of a port that is not allowed.
+func (f *Facts) judgeDenied(p *Publication) (v port.Verdict, summary, next string) {
 	name, d := p.Slot().String(), p.Decision
-	allow := f.allowPort(p)
 	summary = fmt.Sprintf("%s is not published: %s", name, d.Reason)
-	switch {
-	case d.Pending && d.Reason != rules.NotKnownYet:
-		return VerdictPending, fmt.Sprintf("%s is not published: %s depends on who owns it: %s", name, d.Rule, d.Reason),
-			"stop one of them, or change " + d.Rule
-	case d.Pending:
-		return VerdictPending, fmt.Sprintf("%s is not published yet: %s depends on who owns it, and no engine has named its owner", name, d.Rule),
-			"ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"
-	case d.Rule == rules.DefaultUDP, d.Rule == rules.DefaultEngine:
-		return VerdictWellKnown, summary, allow
-	case rules.ByRuntime(d.Rule):
-		return VerdictDenied, summary, undoRuntime(f.inGuest())
-	case rules.ByLabel(d.Rule):
-		return VerdictDenied, summary, "change the label, or " + allow
-	case !d.Withheld:
-		return VerdictDenied, summary,
-			fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead explain --rules %s`%s shows which rule decides)",
-				d.Rule, f.rulesFile(), name, f.inGuest())
+	switch d.Reason.Code() {
+	case port.OwnerContested:
+		summary = fmt.Sprintf("%s is not published: %s depends on who owns it: %s", name, d.Rule, d.Reason)
+	case port.OwnerAwaited:
+		summary = fmt.Sprintf("%s is not published yet: %s depends on who owns it, and no engine has named its owner", name, d.Rule)
 	}
-	switch has := func(words string) bool { return strings.HasPrefix(d.Reason, words) }; {
-	case has("bound, not listening"):
-		return VerdictUnlistened, summary,
-			"wait until the program calls listen(), or find out why it does not; a rule for the port publishes it anyway"
-	case has("bound to interface"):
-		return VerdictInterface, summary,
-			"give the interface an address that the server listens on, or start the server without binding it to an interface; a rule does not help"
-	case has("bound to "):
-		return VerdictWithheld, summary, "have the server listen on an address of the guest, or on all; a rule does not help"
-	case has("limited to interface"), has("excludes interface"):
-		return VerdictInterface, summary, allow
-	case has("limited to source"), has("limited to local sources"):
-		return VerdictSourceOnly, summary, allow
-	}
-	return VerdictWithheld, summary, allow
+	return cmp.Or(d.Reason.Verdict(), port.VerdictDenied), summary, f.advise(p, d.Reason, nil)
 }
 
 // inGuest names where a command must run, if not here.

@@ -70,7 +70,7 @@ type Outcome struct {
 	Sink        string
 	State       port.State
 	HostAddress netip.AddrPort // zero if nowhere
-	Reason      string
+	Reason      port.Reason
 	Since       time.Time
 }
 
@@ -146,47 +146,6 @@ type Source struct {
 
 func (s Source) title() string { return cmp.Or(s.Title, s.Name) }
 
-// Verdict is the machine-readable answer.
-type Verdict string
-
-// The verdicts.
-const (
-	VerdictActive      Verdict = "active"              // reachable on the host
-	VerdictPartial     Verdict = "partial"             // reachable at some of the host addresses
-	VerdictOneFamily   Verdict = "ipv6-only"           // reachable over IPv6 only
-	VerdictUntested    Verdict = "not-tested"          // open on the host, the server was not dialled
-	VerdictNoAnswer    Verdict = "no-answer"           // open on the host, the server does not answer
-	VerdictNotServed   Verdict = "declared-not-served" // an engine declares it, but nothing serves it
-	VerdictConflict    Verdict = "conflict"            // another program uses the host address
-	VerdictHostDenied  Verdict = "denied-by-host"      // a rule of the host denies it
-	VerdictDenied      Verdict = "denied-by-rule"      // a rule of the agent denies it
-	VerdictWellKnown   Verdict = "udp-well-known"      // denied by default
-	VerdictUnlistened  Verdict = "not-listening"       // TCP, bound but not listening
-	VerdictInterface   Verdict = "interface-limited"   // a socket or a NAT rule of one interface
-	VerdictSourceOnly  Verdict = "source-limited"      // a NAT rule for some clients only
-	VerdictWithheld    Verdict = "withheld"            // not published for another reason
-	VerdictNoHost      Verdict = "no-host"             // no host is connected
-	VerdictGuestLost   Verdict = "guest-lost"          // open on the host, but its guest is not connected
-	VerdictFailed      Verdict = "failed"              // a sink failed
-	VerdictPending     Verdict = "pending"             // requested, no result yet
-	VerdictOwn         Verdict = "own"                 // fairlead's own socket
-	VerdictClient      Verdict = "udp-client"          // a UDP client's socket
-	VerdictDisabled    Verdict = "source-disabled"     // it exists, but the source is disabled
-	VerdictStarting    Verdict = "source-starting"     // a source is starting
-	VerdictStale       Verdict = "source-stale"        // the source that would see it fails
-	VerdictUnseen      Verdict = "not-yet-seen"        // it exists, but the source has not reported it
-	VerdictNAT         Verdict = "nat-unsupported"     // a NAT rule with an unsupported expression
-	VerdictNetNS       Verdict = "other-netns"         // it listens in another network namespace
-	VerdictProtocol    Verdict = "other-protocol"      // it exists for the other protocol only
-	VerdictHostPort    Verdict = "host-port"           // it is the host port of another guest port
-	VerdictNothingHere Verdict = "nothing-listens"
-)
-
-// Reachable reports whether a client on the host reaches the port, as far as that was tested.
-func (v Verdict) Reachable() bool {
-	return v == VerdictActive || v == VerdictPartial || v == VerdictOneFamily || v == VerdictUntested
-}
-
 // Mark is the verdict of one step.
 type Mark string
 
@@ -208,32 +167,32 @@ type Step struct {
 
 // Chain is the path of one publication from the kernel to the host.
 type Chain struct {
-	Publication string  `json:"publication"`         // "tcp 0.0.0.0:8080"
-	Guest       string  `json:"guest,omitempty"`     // on a host: as `ls -o json` has it
-	GuestName   string  `json:"guestName,omitempty"` // how it is shown
-	Verdict     Verdict `json:"verdict"`
-	Summary     string  `json:"summary"`
-	Next        string  `json:"next"`
-	Steps       []Step  `json:"steps"`
+	Publication string       `json:"publication"`         // "tcp 0.0.0.0:8080"
+	Guest       string       `json:"guest,omitempty"`     // on a host: as `ls -o json` has it
+	GuestName   string       `json:"guestName,omitempty"` // how it is shown
+	Verdict     port.Verdict `json:"verdict"`
+	Summary     string       `json:"summary"`
+	Next        string       `json:"next"`
+	Steps       []Step       `json:"steps"`
 }
 
 // Related is something that is not the port, but may be what was meant or why it fails.
 type Related struct {
-	Kind Verdict `json:"kind"`
-	Text string  `json:"text"`
+	Kind port.Verdict `json:"kind"`
+	Text string       `json:"text"`
 }
 
 // Report is the answer. Its JSON form is stable. Texts contain names from the guest:
 // quote them before showing them.
 type Report struct {
-	Port     uint16    `json:"port"`
-	Protocol string    `json:"protocol"` // of the query, empty for both
-	Verdict  Verdict   `json:"verdict"`
-	Summary  string    `json:"summary"`
-	Next     string    `json:"next"` // what to do next, empty if nothing
-	Chains   []Chain   `json:"publications"`
-	Related  []Related `json:"related"`
-	Missing  []string  `json:"missing"` // what could not be looked at
+	Port     uint16       `json:"port"`
+	Protocol string       `json:"protocol"` // of the query, empty for both
+	Verdict  port.Verdict `json:"verdict"`
+	Summary  string       `json:"summary"`
+	Next     string       `json:"next"` // what to do next, empty if nothing
+	Chains   []Chain      `json:"publications"`
+	Related  []Related    `json:"related"`
+	Missing  []string     `json:"missing"` // what could not be looked at
 }
 
 // Evaluate judges the facts. It is pure.
@@ -274,10 +233,10 @@ func Evaluate(f Facts) Report {
 }
 
 // quality orders verdicts of publications, best first.
-var quality = []Verdict{
-	VerdictActive, VerdictOneFamily, VerdictPartial, VerdictUntested, VerdictNoAnswer, VerdictNotServed, VerdictPending, VerdictGuestLost, VerdictNoHost,
-	VerdictConflict, VerdictFailed, VerdictHostDenied, VerdictDenied, VerdictWellKnown, VerdictInterface,
-	VerdictSourceOnly, VerdictUnlistened, VerdictWithheld,
+var quality = []port.Verdict{
+	port.VerdictActive, port.VerdictOneFamily, port.VerdictPartial, port.VerdictUntested, port.VerdictNoAnswer, port.VerdictNotServed, port.VerdictPending, port.VerdictGuestLost, port.VerdictNoHost,
+	port.VerdictConflict, port.VerdictFailed, port.VerdictHostDenied, port.VerdictDenied, port.VerdictWellKnown, port.VerdictInterface,
+	port.VerdictSourceOnly, port.VerdictUnlistened, port.VerdictWithheld,
 }
 
 func better(a, b Chain) bool {

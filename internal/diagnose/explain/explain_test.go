@@ -39,7 +39,14 @@ func pub(protocol port.Protocol, at string, change ...func(*Publication)) Public
 	return p
 }
 
-func outcome(state port.State, at, reason string) func(*Publication) {
+var (
+	none     port.Reason
+	hostRule = port.RuleRef{Kind: port.RuleConfigured, Number: 1, OnHost: true}
+)
+
+func inUse(at string) port.Reason { return port.Because(port.InUseBy, at, `"nginx"`, "4") }
+
+func outcome(state port.State, at string, reason port.Reason) func(*Publication) {
 	return func(p *Publication) {
 		o := Outcome{Sink: "hostlink", State: state, Reason: reason, Since: since}
 		if at != "" {
@@ -72,7 +79,7 @@ func container(detail string, answers ...Answer) func(*Publication) {
 }
 
 func rivals(p *Publication) {
-	p.Decision = port.Decision{Rule: "rule 1", Pending: true, Reason: "owner not certain: claimed for container web and container db"}
+	p.Decision = port.Decision{Rule: port.RuleRef{Kind: port.RuleConfigured, Number: 1}, Reason: port.Because(port.OwnerContested, "container web and container db")}
 }
 
 func withheld(why port.Reason) func(*Publication) {
@@ -84,7 +91,7 @@ func withheld(why port.Reason) func(*Publication) {
 }
 
 func denied(p *Publication) {
-	p.Decision = port.Decision{Rule: "rule 2 (no-debug)", Reason: "denied by rule 2 (no-debug)"}
+	deniedBy(port.RuleRef{Kind: port.RuleConfigured, Number: 2, Name: "no-debug"})(p)
 }
 
 func sock(protocol port.Protocol, at string, kind SocketKind, change ...func(*Socket)) Socket {
@@ -115,252 +122,252 @@ var tcp8080 = Query{Port: 8080, Protocol: port.TCP}
 var cases = []struct {
 	name    string
 	facts   Facts
-	want    Verdict
+	want    port.Verdict
 	summary string
 	next    string
 }{
 	{
-		"active", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictActive, "8080/tcp is reachable on the host at 127.0.0.1:8080", "",
+		"active", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictActive, "8080/tcp is reachable on the host at 127.0.0.1:8080", "",
 	},
 	{
-		"another host port", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:9090", ""))}},
-		VerdictActive, "at 127.0.0.1:9090, another port than in the guest", "",
+		"another host port", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:9090", none))}},
+		port.VerdictActive, "at 127.0.0.1:9090, another port than in the guest", "",
 	},
 	{
-		"one family", Facts{Publications: []Publication{pub(port.TCP, "[::1]:8080", dialed(Answers), outcome(port.Active, "[::1]:8080", ""))}},
-		VerdictOneFamily, "the guest serves IPv6 only", "connect to [::1]:8080",
+		"one family", Facts{Publications: []Publication{pub(port.TCP, "[::1]:8080", dialed(Answers), outcome(port.Active, "[::1]:8080", none))}},
+		port.VerdictOneFamily, "the guest serves IPv6 only", "connect to [::1]:8080",
 	},
 	{
 		"half in conflict", Facts{Publications: []Publication{pub(port.TCP, "[::]:8080",
-			outcome(port.Conflict, "127.0.0.1:8080", "held by nginx (pid 4)"), outcome(port.Active, "[::1]:8080", ""))}},
-		VerdictPartial, "but not everywhere: 127.0.0.1:8080: held by nginx (pid 4)", "use [::1]:8080",
+			outcome(port.Conflict, "127.0.0.1:8080", inUse("127.0.0.1:8080")), outcome(port.Active, "[::1]:8080", none))}},
+		port.VerdictPartial, "but not everywhere: 127.0.0.1:8080 is in use by \"nginx\" (pid 4)", "use [::1]:8080",
 	},
 	{
-		"no answer", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Refuses), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictNoAnswer, "127.0.0.1:8080 refuses", "a connection to 127.0.0.1:8080 must work first",
+		"no answer", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Refuses), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictNoAnswer, "127.0.0.1:8080 refuses", "a connection to 127.0.0.1:8080 must work first",
 	},
 	{
 		"a relay accepts for a container that does not listen", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
-			container("web container port 80/tcp", Answers, Refuses), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictNoAnswer, "container web (c0ffee) does not listen: 172.17.0.2:80 refuses", "check the container",
+			container("web container port 80/tcp", Answers, Refuses), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictNoAnswer, "container web (c0ffee) does not listen: 172.17.0.2:80 refuses", "check the container",
 	},
 	{
 		"a container that listens", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
-			container("web container port 80/tcp", Answers, Answers), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictActive, "reachable", "",
+			container("web container port 80/tcp", Answers, Answers), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictActive, "reachable", "",
 	},
 	{
 		"a container that cannot be reached directly", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
-			container("web container port 80/tcp", Answers, Silent), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictActive, "reachable", "",
+			container("web container port 80/tcp", Answers, Silent), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictActive, "reachable", "",
 	},
 	{
 		"paused", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
-			container("web container port 80/tcp (paused)", Answers, Answers), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictNoAnswer, "container web (c0ffee) is paused", "unpause",
+			container("web container port 80/tcp (paused)", Answers, Answers), func(p *Publication) { p.Origins[0].Paused = true }, outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictNoAnswer, "container web (c0ffee) is paused", "unpause",
 	},
 	{
 		"claimed for two", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", rivals)}},
-		VerdictPending, "rule 1 depends on who owns it: owner not certain: claimed for container web and container db", "change rule 1",
+		port.VerdictPending, "rule 1 depends on who owns it: owner not certain: claimed for container web and container db", "change rule 1",
 	},
 	{
-		"not tried is no failure", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(NotTried), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictUntested, "8080/tcp is open, not tested, on the host at 127.0.0.1:8080", "",
+		"not tried is no failure", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(NotTried), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictUntested, "8080/tcp is open, not tested, on the host at 127.0.0.1:8080", "",
 	},
 	{
-		"UDP is not tested", Facts{Query: Query{Port: 8080}, Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictUntested, "8080/udp is open, not tested,", "",
+		"UDP is not tested", Facts{Query: Query{Port: 8080}, Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictUntested, "8080/udp is open, not tested,", "",
 	},
 	{
-		"not tested on a host", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictUntested, "8080/tcp is open, not tested,", "",
+		"not tested on a host", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictUntested, "8080/tcp is open, not tested,", "",
 	},
 	{
-		"the guest answers its host", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(Dial{Answer: Answers}), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictActive, "8080/tcp is reachable on the host at 127.0.0.1:8080", "",
+		"the guest answers its host", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(Dial{Answer: Answers}), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictActive, "8080/tcp is reachable on the host at 127.0.0.1:8080", "",
 	},
 	{
 		"no answer on a host", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
-			onHost(Dial{Answer: Refuses, Detail: "connection refused"}), outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictNoAnswer, "is open on the host at 127.0.0.1:8080, but the server in the guest refuses (connection refused)", "`fairlead explain 8080/tcp` in the guest",
+			onHost(Dial{Answer: Refuses, Detail: "connection refused"}), outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictNoAnswer, "is open on the host at 127.0.0.1:8080, but the server in the guest refuses (connection refused)", "`fairlead explain 8080/tcp` in the guest",
 	},
 	{
 		"declared only", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
-			func(p *Publication) { p.Dial = nil }, outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictNotServed, "nothing in the guest serves it", "start the server",
+			func(p *Publication) { p.Dial = nil }, outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictNotServed, "nothing in the guest serves it", "start the server",
 	},
 	{
 		"conflict", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080",
-			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))}, ForwardsFile: forwardsFile},
-		VerdictConflict, "on the host: 127.0.0.1:8080: in use by python3 (pid 99)", "--to 18080",
+			outcome(port.Conflict, "127.0.0.1:8080", inUse("127.0.0.1:8080")))}, ForwardsFile: forwardsFile},
+		port.VerdictConflict, "on the host: 127.0.0.1:8080 is in use by \"nginx\" (pid 4)", "--to 18080",
 	},
 	{
-		"host denies", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host rule 1"))}},
-		VerdictHostDenied, "denied by host rule 1", "rules of the host peer",
+		"host denies", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", hostRule.Because(port.DeniedByRule)))}},
+		port.VerdictHostDenied, "denied by host rule 1", "rules of the host peer",
 	},
 	{
-		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", "denied by host runtime rule 1 (deny all)"))}},
-		VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host by `fairlead allow`",
+		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny all", OnHost: true}.Because(port.DeniedByRule)))}},
+		port.VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host by `fairlead allow`",
 	},
 	{
 		"denied at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
-			p.Decision = port.Decision{Rule: "runtime rule 1 (deny 8080/tcp)", Reason: "denied by runtime rule 1 (deny 8080/tcp)"}
+			deniedBy(port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny 8080/tcp"})(p)
 		})}},
-		VerdictDenied, "denied by runtime rule 1", "undo it by `fairlead allow`",
+		port.VerdictDenied, "denied by runtime rule 1", "undo it by `fairlead allow`",
 	},
 	{
-		"sink failed", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Failed, "", "no route"))}},
-		VerdictFailed, "no route", "doctor",
+		"sink failed", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Failed, "", port.Because(port.SystemFailed, "no route")))}},
+		port.VerdictFailed, "no route", "doctor",
 	},
 	{
-		"no host", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "", "no host connected"))}},
-		VerdictNoHost, "no host is connected", "start `fairlead host`",
+		"no host", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "", port.Because(port.NoHost)))}},
+		port.VerdictNoHost, "no host is connected", "start `fairlead host`",
 	},
 	{
-		"pending", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "127.0.0.1:8080", ""))}},
-		VerdictPending, "hostlink has not reported yet", "ask again",
+		"pending", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "127.0.0.1:8080", none))}},
+		port.VerdictPending, "hostlink has not reported yet", "ask again",
 	},
 	{
 		"no sink reported", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080")}},
-		VerdictPending, "no sink has reported", "ask again",
+		port.VerdictPending, "no sink has reported", "ask again",
 	},
 	{
 		"owner pending", Facts{Publications: []Publication{ownerPending(pub(port.TCP, "0.0.0.0:8080"))}},
-		VerdictPending, "rule 1 (secrets) depends on who owns it", "engine is starting or stale",
+		port.VerdictPending, "rule 1 (secrets) depends on who owns it", "engine is starting or stale",
 	},
 	{
 		"denied", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", denied)}},
-		VerdictDenied, "denied by rule 2 (no-debug)", "change rule 2 (no-debug) in the agent's configuration",
+		port.VerdictDenied, "denied by rule 2 (no-debug)", "change rule 2 (no-debug) in the agent's configuration",
 	},
 	{
 		"well-known", Facts{Query: Query{Port: 5353}, Publications: []Publication{pub(port.UDP, "0.0.0.0:5353")}, ForwardsFile: forwardsFile},
-		VerdictWellKnown, "a service of the guest's own network", "run `fairlead allow 5353/udp`, or add a rule for the port to the agent's configuration: {match: {protocol: udp, ports: 5353}, action: allow}",
+		port.VerdictWellKnown, "a service of the guest's own network", "run `fairlead allow 5353/udp`, or add a rule for the port to the agent's configuration: {match: {protocol: udp, ports: 5353}, action: allow}",
 	},
 	{
 		"bound only", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.Unlistened)))}},
-		VerdictUnlistened, "bound, not listening", "listen()",
+		port.VerdictUnlistened, "bound, not listening", "listen()",
 	},
 	{
 		"device", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.InterfaceBare, "eth1")))}},
-		VerdictInterface, "eth1", "without binding it to an interface",
+		port.VerdictInterface, "eth1", "without binding it to an interface",
 	},
 	{
 		"address of nobody", Facts{Publications: []Publication{pub(port.TCP, "10.0.0.9:8080", withheld(port.Because(port.AddressNowhere)))}},
-		VerdictWithheld, "no interface has", "have the server listen on an address of the guest",
+		port.VerdictWithheld, "no interface has", "have the server listen on an address of the guest",
 	},
 	{
 		"interface of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.OnInterface, "eth9")))}},
-		VerdictInterface, "eth9", "action: allow",
+		port.VerdictInterface, "eth9", "action: allow",
 	},
 	{
 		"clients of a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.FromSources, "10.0.0.0/8")))}},
-		VerdictSourceOnly, "10.0.0.0/8", "action: allow",
+		port.VerdictSourceOnly, "10.0.0.0/8", "action: allow",
 	},
 	{
 		"hidden by a rule", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", withheld(port.Because(port.OverlappedRules)))}},
-		VerdictWithheld, "come before it", "action: allow",
+		port.VerdictWithheld, "come before it", "action: allow",
 	},
 	{
 		"own", Facts{Sockets: []Socket{sock(port.TCP, "127.0.0.1:8080", Listening, func(s *Socket) { s.Own = true })}},
-		VerdictOwn, "fairlead's own", "another port",
+		port.VerdictOwn, "fairlead's own", "another port",
 	},
 	{
 		"UDP client", Facts{Query: Query{Port: 40000, Protocol: port.UDP}, Sockets: []Socket{sock(port.UDP, "0.0.0.0:40000", Client)}},
-		VerdictClient, "chosen by the kernel", "bind its port explicitly",
+		port.VerdictClient, "chosen by the kernel", "bind its port explicitly",
 	},
 	{
 		"socket source disabled", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}},
-		VerdictDisabled, "the socket source is disabled", "add socket",
+		port.VerdictDisabled, "the socket source is disabled", "add socket",
 	},
 	{
 		"starting", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("starting")},
-		VerdictStarting, "still starting", "ask again",
+		port.VerdictStarting, "still starting", "ask again",
 	},
 	{
 		"stale", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("stale")},
-		VerdictStale, "permission denied", "doctor",
+		port.VerdictStale, "permission denied", "doctor",
 	},
-	{"stale and nothing else", Facts{Sources: source("stale")}, VerdictStale, "permission denied", "doctor"},
-	{"starting and nothing else", Facts{Sources: source("starting")}, VerdictStarting, "socket", "ask again"},
+	{"stale and nothing else", Facts{Sources: source("stale")}, port.VerdictStale, "permission denied", "doctor"},
+	{"starting and nothing else", Facts{Sources: source("starting")}, port.VerdictStarting, "socket", "ask again"},
 	{
 		"not told", Facts{Sockets: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}, Sources: source("live")},
-		VerdictUnseen, "has not reported it yet", "ask again",
+		port.VerdictUnseen, "has not reported it yet", "ask again",
 	},
 	{
 		"unsupported NAT rule", Facts{Unread: []Unread{{Where: "ip nat PREROUTING", Rule: "meta mark 7 tcp dport 8080 dnat to 10.0.0.2", Reason: "meta mark"}}},
-		VerdictNAT, "meta mark 7 tcp dport 8080", "supported form",
+		port.VerdictNAT, "meta mark 7 tcp dport 8080", "supported form",
 	},
 	{
 		"unsupported NAT rule of a guest", Facts{Host: true, Unread: []Unread{{Guest: "dev", Where: "ip nat PREROUTING", Rule: "meta mark 7 tcp dport 8080 dnat to 10.0.0.2", Reason: "meta mark"}}},
-		VerdictNAT, "a NAT rule of guest dev about port 8080 is not supported", "supported form",
+		port.VerdictNAT, "a NAT rule of guest dev about port 8080 is not supported", "supported form",
 	},
 	{
 		"container elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening, inContainer)}},
-		VerdictNetNS, "container web (abababababab), pid 9 (nc), is listening in another network namespace (net:[7])", "-p 8080:8080",
+		port.VerdictNetNS, "container web (abababababab), pid 9 (nc), is listening in another network namespace (net:[7])", "-p 8080:8080",
 	},
 	{
 		"loopback elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "127.0.0.1:8080", Listening)}},
-		VerdictNetNS, "of pid 9 (nc) is listening in another", "nothing else can reach it",
+		port.VerdictNetNS, "of pid 9 (nc) is listening in another", "nothing else can reach it",
 	},
 	{
 		"process elsewhere", Facts{Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)}},
-		VerdictNetNS, "pid 9 (nc)", "start it in the agent's network namespace",
+		port.VerdictNetNS, "pid 9 (nc)", "start it in the agent's network namespace",
 	},
 	{
 		"a client elsewhere is nothing", Facts{Query: Query{Port: 8080}, Elsewhere: []Socket{sock(port.UDP, "0.0.0.0:8080", Client)}},
-		VerdictNothingHere, "nothing in the guest serves port 8080", "start the server",
+		port.VerdictNothingHere, "nothing in the guest serves port 8080", "start the server",
 	},
 	{
-		"the other protocol", Facts{Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""))}},
-		VerdictProtocol, "0.0.0.0:8080 of process nginx (811) is UDP, not TCP", "fairlead explain 8080/udp",
+		"the other protocol", Facts{Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", none))}},
+		port.VerdictProtocol, "0.0.0.0:8080 of process nginx (811) is UDP, not TCP", "fairlead explain 8080/udp",
 	},
 	{
 		"the other protocol elsewhere", Facts{Elsewhere: []Socket{sock(port.UDP, "0.0.0.0:8080", Listening)}},
-		VerdictProtocol, "(in net:[7]) is UDP", "fairlead explain 8080/udp",
+		port.VerdictProtocol, "(in net:[7]) is UDP", "fairlead explain 8080/udp",
 	},
-	{"nothing", Facts{}, VerdictNothingHere, "nothing in the guest serves 8080/tcp", "start the server"},
-	{"similar", Facts{Similar: []port.Slot{{Protocol: port.TCP, Port: 8081}}}, VerdictNothingHere, "nothing", "did you mean 8081/tcp?"},
-	{"nothing on a host", Facts{Host: true}, VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest"},
+	{"nothing", Facts{}, port.VerdictNothingHere, "nothing in the guest serves 8080/tcp", "start the server"},
+	{"similar", Facts{Similar: []port.Slot{{Protocol: port.TCP, Port: 8081}}}, port.VerdictNothingHere, "nothing", "did you mean 8081/tcp?"},
+	{"nothing on a host", Facts{Host: true}, port.VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest"},
 	{
 		"a host port", Facts{Host: true, OtherPorts: []OtherPort{{Slot: port.Slot{Protocol: port.TCP, Port: 80}, Guest: "dev"}}},
-		VerdictHostPort, "8080/tcp is the host port of port 80/tcp of guest dev", "run: fairlead explain 80/tcp",
+		port.VerdictHostPort, "8080/tcp is the host port of port 80/tcp of guest dev", "run: fairlead explain 80/tcp",
 	},
 	{
 		"a host port of the other protocol", Facts{Host: true, OtherPorts: []OtherPort{{Slot: port.Slot{Protocol: port.UDP, Port: 80}, Guest: "dev"}}},
-		VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest",
+		port.VerdictNothingHere, "no guest publishes 8080/tcp", "run in the guest",
 	},
 	{
 		"no guest on a host", Facts{Host: true, Sources: []Source{{Name: "unix:///run/link.sock", State: "stale", Error: "no such file", Next: "pair it"}}},
-		VerdictStale, "guest unix:///run/link.sock is not connected: no such file", "pair it",
+		port.VerdictStale, "guest unix:///run/link.sock is not connected: no such file", "pair it",
 	},
 	{
 		"guest lost, ports still open", Facts{
 			Host: true, Sources: []Source{{Name: "unix:///run/link.sock", State: "stale", Error: "no such file", Next: "pair it"}},
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""),
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", none),
 				func(p *Publication) { p.Guest = "unix:///run/link.sock" })},
 		},
-		VerdictGuestLost, "8080/tcp does not answer on the host: guest unix:///run/link.sock is not connected: no such file", "pair it",
+		port.VerdictGuestLost, "8080/tcp does not answer on the host: guest unix:///run/link.sock is not connected: no such file", "pair it",
 	},
 	{
 		"another guest is lost", Facts{
 			Host: true, Sources: []Source{{Name: "a", State: "stale", Error: "no such file", Next: "pair it"}, {Name: "b", State: "live"}},
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(Dial{Answer: Answers}), outcome(port.Active, "127.0.0.1:8080", ""), func(p *Publication) { p.Guest = "b" })},
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", onHost(Dial{Answer: Answers}), outcome(port.Active, "127.0.0.1:8080", none), func(p *Publication) { p.Guest = "b" })},
 		},
-		VerdictActive, "reachable", "",
+		port.VerdictActive, "reachable", "",
 	},
 	{
 		"a host was refused", Facts{
 			Now: now, Refused: &Refusal{At: now.Add(-4 * time.Second), Code: "proof", Reason: "the tokens differ"},
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "", noHost))},
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Pending, "", port.Because(port.NoHost)))},
 		},
-		VerdictNoHost, "no host is connected; a host was refused 4s ago: the tokens differ", "`fairlead host pair`",
+		port.VerdictNoHost, "no host is connected; a host was refused 4s ago: the tokens differ", "`fairlead host pair`",
 	},
 	{
 		"the better of two", Facts{Query: Query{Port: 8080}, Publications: []Publication{
-			pub(port.UDP, "0.0.0.0:8080", denied), pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:8080", "")),
+			pub(port.UDP, "0.0.0.0:8080", denied), pub(port.TCP, "0.0.0.0:8080", dialed(Answers), outcome(port.Active, "127.0.0.1:8080", none)),
 		}},
-		VerdictActive, "8080/tcp", "",
+		port.VerdictActive, "8080/tcp", "",
 	},
 }
 
@@ -385,7 +392,7 @@ func TestLostGuestIsNamedOnce(t *testing.T) {
 	for guest, related := range map[string]int{"a": 0, "b": 1} {
 		r := Evaluate(Facts{
 			Query: tcp8080, Host: true, Sources: []Source{{Name: "a", State: "stale", Error: "refused"}, {Name: "b", State: "live"}},
-			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", ""), func(p *Publication) { p.Guest = guest })},
+			Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Active, "127.0.0.1:8080", none), func(p *Publication) { p.Guest = guest })},
 		})
 		if len(r.Related) != related {
 			t.Errorf("port of guest %s: related %+v, want %d", guest, r.Related, related)
@@ -394,17 +401,17 @@ func TestLostGuestIsNamedOnce(t *testing.T) {
 }
 
 func TestEveryVerdictHasACase(t *testing.T) {
-	seen := map[Verdict]bool{}
+	seen := map[port.Verdict]bool{}
 	for _, tt := range cases {
 		seen[tt.want] = true
 	}
-	src, err := os.ReadFile("explain.go")
+	src, err := os.ReadFile("../../port/verdict.go")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(src)) {
 		if f := strings.Fields(line); len(f) > 3 && f[1] == "Verdict" && f[2] == "=" || len(f) == 4 && strings.HasPrefix(f[0], "Verdict") {
-			if v := Verdict(strings.Trim(f[3], `"`)); !seen[v] {
+			if v := port.Verdict(strings.Trim(f[3], `"`)); !seen[v] {
 				t.Errorf("no case for %q", v)
 			}
 		}
@@ -421,7 +428,7 @@ func TestRelatedWithPublication(t *testing.T) {
 		Elsewhere: []Socket{sock(port.TCP, "0.0.0.0:8080", Listening)},
 		Sockets:   []Socket{sock(port.UDP, "0.0.0.0:8080", Client), sock(port.TCP, "127.0.0.1:8080", Listening, func(s *Socket) { s.Own = true })},
 	})
-	if r.Verdict != VerdictDenied || len(r.Related) != 1 || r.Related[0].Kind != VerdictNAT {
+	if r.Verdict != port.VerdictDenied || len(r.Related) != 1 || r.Related[0].Kind != port.VerdictNAT {
 		t.Errorf("%+v", r)
 	}
 }
@@ -429,7 +436,7 @@ func TestRelatedWithPublication(t *testing.T) {
 // A rule whose ports cannot be read is reported after likelier causes.
 func TestRuleOfUnknownPortsIsOnlyRelated(t *testing.T) {
 	r := Evaluate(Facts{Query: tcp8080, Unread: []Unread{{Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark", Unsure: true}}})
-	if r.Verdict != VerdictNothingHere || len(r.Related) != 1 || !strings.Contains(r.Related[0].Text, "a NAT rule that may be about port 8080") {
+	if r.Verdict != port.VerdictNothingHere || len(r.Related) != 1 || !strings.Contains(r.Related[0].Text, "a NAT rule that may be about port 8080") {
 		t.Errorf("%+v", r)
 	}
 	r = Evaluate(Facts{Host: true, Query: tcp8080, Unread: []Unread{{Guest: "dev", Where: "ip nat pre", Rule: "meta mark 7", Reason: "meta mark", Unsure: true}}})
@@ -442,7 +449,7 @@ func TestJSON(t *testing.T) {
 	f := Facts{
 		Query: tcp8080, Now: since.Add(time.Hour), NetNS: "net:[4026531840]", ForwardsFile: forwardsFile,
 		Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", dialed(Answers),
-			outcome(port.Conflict, "127.0.0.1:8080", "in use by python3 (pid 99)"))},
+			outcome(port.Conflict, "127.0.0.1:8080", inUse("127.0.0.1:8080")))},
 		Elsewhere: []Socket{sock(port.TCP, "10.0.0.2:8080", Listening, inContainer)},
 		Missing:   []string{"sockets: timed out"},
 	}
@@ -465,7 +472,7 @@ func TestJSON(t *testing.T) {
 }
 
 func ownerPending(p Publication) Publication {
-	p.Decision = port.Decision{Pending: true, Rule: "rule 1 (secrets)", Reason: "owner not known yet"}
+	p.Decision = port.Decision{Rule: port.RuleRef{Kind: port.RuleConfigured, Number: 1, Name: "secrets"}, Reason: port.Because(port.OwnerAwaited)}
 	return p
 }
 

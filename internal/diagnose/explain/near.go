@@ -12,7 +12,7 @@ import (
 
 // finding is something related to the port, with what to do about it.
 type finding struct {
-	verdict    Verdict
+	verdict    port.Verdict
 	text, next string
 }
 
@@ -24,7 +24,7 @@ func (f *Facts) related(published bool) []finding {
 	for _, l := range f.OtherPorts {
 		if f.Query.asks(l.Protocol) {
 			list = append(list, finding{
-				VerdictHostPort, fmt.Sprintf("%d/%s is the host port of port %s of guest %s", f.Query.Port, l.Protocol, l.Slot, l.Guest),
+				port.VerdictHostPort, fmt.Sprintf("%d/%s is the host port of port %s of guest %s", f.Query.Port, l.Protocol, l.Slot, l.Guest),
 				"run: fairlead explain " + l.Slot.String(),
 			})
 		}
@@ -46,16 +46,16 @@ func (f *Facts) related(published bool) []finding {
 		switch {
 		case s.State == "stale" && f.Host && f.shows(s.Name): // with the publication
 		case s.State == "stale" && f.Host:
-			list = append(list, finding{VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.title(), s.Error), s.Next})
+			list = append(list, finding{port.VerdictStale, fmt.Sprintf("guest %s is not connected: %s", s.title(), s.Error), s.Next})
 		case s.State == "stale":
 			list = append(list, finding{
-				VerdictStale,
+				port.VerdictStale,
 				fmt.Sprintf("source %s fails, so its ports may be out of date: %s", s.Name, s.Error),
 				"fix that first: `fairlead doctor` says how",
 			})
 		case s.State == "starting":
 			list = append(list, finding{
-				VerdictStarting, fmt.Sprintf("source %s is starting", s.Name), "ask again in a moment",
+				port.VerdictStarting, fmt.Sprintf("source %s is starting", s.Name), "ask again in a moment",
 			})
 		}
 	}
@@ -78,7 +78,7 @@ func (f *Facts) unread(about string, unsure bool) (list []finding) {
 			rule += " of guest " + u.Guest
 		}
 		list = append(list, finding{
-			VerdictNAT,
+			port.VerdictNAT,
 			fmt.Sprintf("%s %s port %d is not supported, so it is not published: %s: %s (%s)", rule, about, f.Query.Port, u.Where, u.Rule, u.Reason),
 			"write the rule in a supported form, or publish the port with the engine that owns it",
 		})
@@ -95,12 +95,12 @@ func (f *Facts) here(s Socket) finding {
 	switch {
 	case s.Own:
 		return finding{
-			VerdictOwn, what + " is fairlead's own socket, which is never published",
+			port.VerdictOwn, what + " is fairlead's own socket, which is never published",
 			"use another port, or move fairlead's own (--metrics-addr, --web-addr or the sink's address)",
 		}
 	case s.Kind == Client:
 		return finding{
-			VerdictClient, what + " is a UDP client's socket: it has a peer, or a port chosen by the kernel",
+			port.VerdictClient, what + " is a UDP client's socket: it has a peer, or a port chosen by the kernel",
 			"if it is a server, make it bind its port explicitly and not call connect()",
 		}
 	}
@@ -108,21 +108,21 @@ func (f *Facts) here(s Socket) finding {
 	switch {
 	case i < 0:
 		return finding{
-			VerdictDisabled, fmt.Sprintf("%s is %s, but the socket source is disabled", what, s.Kind),
+			port.VerdictDisabled, fmt.Sprintf("%s is %s, but the socket source is disabled", what, s.Kind),
 			"add socket to the agent's sources (--source, or source: in its configuration)",
 		}
 	case f.Sources[i].State == "starting":
 		return finding{
-			VerdictStarting, fmt.Sprintf("%s is %s, but the agent is still starting", what, s.Kind), "ask again in a moment",
+			port.VerdictStarting, fmt.Sprintf("%s is %s, but the agent is still starting", what, s.Kind), "ask again in a moment",
 		}
 	case f.Sources[i].State == "stale":
 		return finding{
-			VerdictStale, fmt.Sprintf("%s is %s, but the socket source fails: %s", what, s.Kind, f.Sources[i].Error),
+			port.VerdictStale, fmt.Sprintf("%s is %s, but the socket source fails: %s", what, s.Kind, f.Sources[i].Error),
 			"fix that first: `fairlead doctor` says how",
 		}
 	}
 	return finding{
-		VerdictUnseen, fmt.Sprintf("%s is %s, but the agent has not reported it yet", what, s.Kind),
+		port.VerdictUnseen, fmt.Sprintf("%s is %s, but the agent has not reported it yet", what, s.Kind),
 		"ask again in a moment; if nothing changes, run `fairlead doctor`",
 	}
 }
@@ -140,7 +140,7 @@ func by(s Socket) string {
 }
 
 func elsewhere(s Socket) finding {
-	n := finding{verdict: VerdictNetNS}
+	n := finding{verdict: port.VerdictNetNS}
 	n.text = fmt.Sprintf("%s %s%s is %s in another network namespace (%s), whose ports are not published",
 		s.Protocol, s.Address, by(s), s.Kind, s.NetNS)
 	switch {
@@ -160,7 +160,7 @@ func (f *Facts) otherProtocol(published bool) []finding {
 	var list []finding
 	say := func(p port.Protocol, what string) {
 		n := finding{
-			VerdictProtocol, fmt.Sprintf("%s is %s, not %s", what, strings.ToUpper(p.String()), strings.ToUpper(f.Query.Protocol.String())),
+			port.VerdictProtocol, fmt.Sprintf("%s is %s, not %s", what, strings.ToUpper(p.String()), strings.ToUpper(f.Query.Protocol.String())),
 			fmt.Sprintf("run: fairlead explain %d/%s", f.Query.Port, p),
 		}
 		if !slices.Contains(list, n) {
@@ -200,12 +200,12 @@ func (f *Facts) nothing() finding {
 	}
 	if f.Host {
 		return finding{
-			VerdictNothingHere, "no guest publishes " + what,
+			port.VerdictNothingHere, "no guest publishes " + what,
 			fmt.Sprintf("run in the guest: fairlead explain %d", f.Query.Port),
 		}
 	}
 	n := finding{
-		VerdictNothingHere, fmt.Sprintf("nothing in the guest serves %s: no socket, NAT rule, engine or Service has it", what),
+		port.VerdictNothingHere, fmt.Sprintf("nothing in the guest serves %s: no socket, NAT rule, engine or Service has it", what),
 		"start the server; it is published the moment it listens",
 	}
 	if len(f.Similar) > 0 {

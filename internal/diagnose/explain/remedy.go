@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/fairlead/fairlead/internal/claims"
 	"github.com/fairlead/fairlead/internal/forwards"
@@ -27,12 +28,40 @@ func (f *Facts) allowPort(p *Publication) string {
 	return fmt.Sprintf("run `fairlead allow %s`%s, or %s", p.Slot(), f.inGuest(), rule)
 }
 
-// freeHolder is how to free the address of a conflict, followed by "or".
-func freeHolder(o Outcome) string {
-	if claims.IsHeld(o.Reason) {
-		return "stop what has it, or "
+// advise fills the places in what to do about a reason of p: of its decision, or of an outcome.
+func (f *Facts) advise(p *Publication, r port.Reason, o *Outcome) string {
+	var places []string
+	text := r.Advice()
+	for place, with := range map[string]func() string{
+		"{change}":   func() string { return f.change(p, r.Rule()) },
+		"{allow}":    func() string { return f.allowPort(p) },
+		"{rule}":     func() string { return p.Decision.Rule.String() },
+		"{address}":  func() string { return o.HostAddress.String() },
+		"{relocate}": func() string { return f.relocate(p, *o) },
+	} {
+		if strings.Contains(text, place) {
+			places = append(places, place, with())
+		}
 	}
-	return fmt.Sprintf("stop the program that uses %s on the host (fairlead takes the port over within seconds), or ", o.HostAddress)
+	return strings.NewReplacer(places...).Replace(text)
+}
+
+// change is how to change what a rule denies.
+func (f *Facts) change(p *Publication, rule port.RuleRef) string {
+	switch {
+	case rule.Kind == port.RuleRuntime && rule.OnHost && !f.Host:
+		return undoRuntime(" on the host")
+	case rule.Kind == port.RuleRuntime && !rule.OnHost:
+		return undoRuntime(f.inGuest())
+	case rule.Kind == port.RuleRuntime:
+		return undoRuntime("")
+	case rule.Kind == port.RuleLabel:
+		return "change the label, or " + f.allowPort(p)
+	case rule.OnHost || rule.Kind == port.NoRule:
+		return "change the rules of the host peer (`fairlead host`), in its configuration"
+	}
+	return fmt.Sprintf("change %s in %s, or add a rule that allows the port before it (`fairlead explain --rules %s`%s shows which rule decides)",
+		rule, f.rulesFile(), p.Slot(), f.inGuest())
 }
 
 // relocate is how to give p another host port in place of the one at which it lost.

@@ -36,14 +36,14 @@ func Examine(a Agent) doctor.Agent {
 			if d.Unpublished == nil {
 				d.Unpublished = make(map[string]int)
 			}
-			d.Unpublished[p.Decision.Reason]++
+			d.Unpublished[p.Decision.Reason.String()]++
 		}
 	}
 	slices.Sort(labels)
 	d.Labels = slices.Compact(labels)
 	for _, src := range a.Registry.Sources().View().All() {
 		d.Sources = append(d.Sources, doctor.Source{
-			Name: src.Name, State: string(src.State), Method: oneLine(src.Method), Error: oneLine(src.Error),
+			Name: src.Name, State: string(src.State), Method: oneLine(src.Method), Lack: src.Lack, Error: oneLine(src.Error),
 			Since: src.Since, Warnings: src.Warnings,
 		})
 	}

@@ -100,7 +100,7 @@ func (u *Auto) Run(ctx context.Context) error {
 // follow looks at once after a change, but not more often than every autoPauseMin, as the
 // peer is asked each time.
 func (u *Auto) follow(ctx context.Context, changed <-chan struct{}) error {
-	defer u.halt("")
+	defer u.halt(port.Reason{})
 	pause := schedule.Backoff{Min: autoPauseMin, Max: autoPauseMax}
 	for ctx.Err() == nil {
 		next := autoPause
@@ -129,16 +129,16 @@ func (u *Auto) look(ctx context.Context) error {
 		if u.stop != nil {
 			u.log.Warn("gvproxy is no longer proved; closing its ports", "url", u.url, "err", err)
 		}
-		u.end(err.Error())
+		u.end(port.Because(port.PeerUnproved, err.Error()))
 		return err
 	}
 	if u.stop != nil && u.url == url {
 		return nil
 	}
-	u.halt("the gvproxy moved to " + url)
+	u.halt(port.Because(port.PeerMoves, url))
 	if err := u.begin(ctx, url, product); err != nil {
 		u.log.Warn("sink gvproxy cannot start", "url", url, "err", err)
-		u.end(err.Error())
+		u.end(port.Because(port.PeerUnproved, err.Error()))
 		return err
 	}
 	return nil
@@ -156,24 +156,24 @@ func (u *Auto) begin(ctx context.Context, url, product string) error {
 	running.Go(func() { _ = sink.Run(ctx) }) // it returns the end of ctx
 	running.Go(func() { u.slot.Forward(ctx, sink) })
 	u.url, u.stop = url, func() { cancel(); running.Wait() }
-	u.slot.Put(sink, "")
+	u.slot.Put(sink, port.Reason{})
 	return nil
 }
 
 // end ends the sink that runs, if any, and has the fallback publish.
-func (u *Auto) end(reason string) {
+func (u *Auto) end(reason port.Reason) {
 	u.halt(reason)
 	u.fallback.begin()
 }
 
 // halt ends the sink that runs, if any, which takes its entries back.
-func (u *Auto) halt(reason string) {
+func (u *Auto) halt(reason port.Reason) {
 	if u.stop != nil {
 		u.stop()
 		u.stop = nil
 	}
 	if !u.alone {
-		reason = ""
+		reason = port.Reason{}
 	}
 	u.slot.Put(nil, reason)
 }
@@ -188,7 +188,7 @@ type fallback struct {
 func (f *fallback) begin() {
 	if f != nil && !f.on {
 		f.on = true
-		f.slot.Put(f.sink, "")
+		f.slot.Put(f.sink, port.Reason{})
 	}
 }
 

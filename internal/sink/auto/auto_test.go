@@ -157,7 +157,7 @@ func TestGvproxyReplacesTheFallback(t *testing.T) {
 		look("still proved", nil, 1, 0)
 		look("lost", errors.New("a portal answers"), 0, 1)
 		look("proved again", nil, 1, 0)
-		u.halt("")
+		u.halt(port.Reason{})
 		synctest.Wait()
 		if l := listener.n.Load(); l != 0 {
 			t.Errorf("at the end the listener publishes %d ports", l)

@@ -5,7 +5,6 @@ package gvproxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -34,7 +33,7 @@ type entry struct{ local, remote string }
 // refused is an entry that the peer refused, and when to try again.
 type refused struct {
 	state  port.State
-	reason string
+	reason port.Reason
 	remote string
 	pause  schedule.Backoff
 	next   time.Time
@@ -115,8 +114,8 @@ func (s session) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 		if s.podman && s.leaveToStart(w, p) {
 			continue
 		}
-		var problem string
-		if w.Remote, problem = s.remote(ctx, p, w.Target); problem != "" {
+		var problem port.Reason
+		if w.Remote, problem = s.remote(ctx, p, w.Target); !problem.IsZero() {
 			s.driver.Answer(w, port.Failed, problem)
 			continue
 		}
@@ -153,17 +152,17 @@ func (s session) decide(slot port.Slot) map[netip.Addr]port.Key {
 // remote is what the peer connects to for a publication, or why it cannot: it
 // knows one IPv4 address of the guest. What is served elsewhere gets a bridge, at a
 // port that the kernel chooses.
-func (s session) remote(ctx context.Context, p port.Publication, t peer.Target) (remote, problem string) {
+func (s session) remote(ctx context.Context, p port.Publication, t peer.Target) (remote string, problem port.Reason) {
 	guest := s.api.guestAddr()
 	switch {
 	case t.Port == 0:
-		return "", "the peer cannot choose a free port: a rule must name one"
+		return "", port.Because(port.PeerPicksNone)
 	case direct(p, guest):
-		return netip.AddrPortFrom(guest, p.Port).String(), ""
+		return netip.AddrPortFrom(guest, p.Port).String(), port.Reason{}
 	}
-	reason := fmt.Sprintf("the guest serves %s alone, which the peer cannot connect to", p.Address)
+	reason := port.Because(port.GuestServes, p.Address.String())
 	if p.Inner() {
-		reason = "only programs of the guest meet its NAT rule"
+		reason = port.Because(port.InnerRule)
 	}
 	at, problem := s.driver.Bridge(ctx, t.Slot, p, peer.Side{At: guest, From: peer.From(s.api.peerAddr())}, 0, reason)
 	return at.String(), problem
@@ -178,16 +177,16 @@ func direct(p port.Publication, guest netip.Addr) bool {
 func (s session) Known(w peer.Wish) bool {
 	if e, ok := s.have.Get(w.Target); ok {
 		if e.remote == w.Remote { // ours, or just what we would ask for
-			s.driver.Answer(w, port.Active, "")
+			s.driver.Answer(w, port.Active, port.Reason{})
 		} else {
-			s.driver.Answer(w, port.Conflict, fmt.Sprintf("the peer forwards it to %q already", e.remote))
+			s.driver.Answer(w, port.Conflict, port.Because(port.PeerForwards, strconv.Quote(e.remote)))
 		}
 		s.refused.Delete(w.Target)
 		return true
 	}
 	// An entry of another program for all addresses may serve this one too.
 	if s.wider(w.Target, w.Remote) {
-		s.driver.Answer(w, port.Active, "")
+		s.driver.Answer(w, port.Active, port.Reason{})
 		return true
 	}
 	if s.inGrace(w) {
@@ -221,7 +220,7 @@ func (s session) add(ctx context.Context, w peer.Wish) error {
 	case err == nil:
 		s.have.Put(w.Target, entry{local, w.Remote})
 		s.refused.Delete(w.Target)
-		s.driver.Answer(w, port.Active, "")
+		s.driver.Answer(w, port.Active, port.Reason{})
 		return nil
 	case !errors.As(err, &no):
 		s.unsure.Put(w.Target, struct{}{})
@@ -266,23 +265,23 @@ func (s session) narrow(w peer.Wish, r refused) bool {
 
 // explain turns the peer's error text into an outcome. The text comes from Go and
 // from Linux, macOS or Windows.
-func explain(no *refusal, t peer.Target) (port.State, string) {
+func explain(no *refusal, t peer.Target) (port.State, port.Reason) {
 	has := func(words ...string) bool {
 		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(no.text, w) })
 	}
 	switch {
 	case has("address already in use", "Only one usage of each socket address"):
-		return port.Conflict, fmt.Sprintf("another program of the host holds %s", t.AddrPort())
+		return port.Conflict, port.Because(port.PeerInUse, t.AddrPort().String())
 	case has("permission denied", "forbidden by its access permissions"):
-		why := "the host may have reserved it"
+		code := port.PeerReserved
 		if t.Port < 1024 {
-			why = "ports below 1024 may need an administrator: a rule can give it another host port"
+			code = port.PeerPrivileged
 		}
-		return port.Failed, fmt.Sprintf("the host does not let the peer listen on %s: %s", t.AddrPort(), why)
+		return port.Failed, port.Because(code, t.AddrPort().String())
 	case has("cannot assign requested address", "can't assign requested address", "not valid in its context"):
-		return port.Failed, fmt.Sprintf("%s is no address of the host", t.Host)
+		return port.Failed, port.Because(port.PeerLacks, t.Host.String())
 	}
-	return port.Failed, "the peer " + no.Error()
+	return port.Failed, port.Because(port.PeerRefuses, no.Error())
 }
 
 // Remove implements peer.Peer. It also asks for entries that are not known to be

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -64,7 +65,7 @@ type Sink struct {
 
 	mu     sync.Mutex
 	api    *api // nil while no peer answers
-	reason string
+	reason port.Reason
 	retry  time.Time // of the first entry that is to be tried again
 
 	syncing sync.Mutex // held by Sync, while listing, and at the end; guards what follows
@@ -110,7 +111,7 @@ func New(o Options) (*Sink, error) {
 		o.URLs = DefaultURLs()
 	}
 	s := &Sink{
-		o: o, log: o.Logger, reason: "not yet connected",
+		o: o, log: o.Logger, reason: port.Because(port.NotConnected),
 		wake: schedule.NewSignal(), look: schedule.NewSignal(), retryMoved: schedule.NewSignal(), relist: schedule.NewSignal(),
 		have: make(peer.Targets[entry]), refused: make(peer.Targets[refused]), unsure: make(peer.Targets[struct{}]),
 		left: make(map[port.Slot]time.Time), pauses: make(map[port.Slot]*pause),
@@ -282,7 +283,7 @@ func (s *Sink) lookAt(ctx context.Context, a *api) error {
 	}
 	s.adopt(all, !current)
 	s.mu.Lock()
-	s.api, s.reason = a, ""
+	s.api, s.reason = a, port.Reason{}
 	s.mu.Unlock()
 	if !current {
 		s.log.Info("peer found", "peer", a.text, "guest", a.guestAddr(), "forwards", len(all))
@@ -300,13 +301,11 @@ func (s *Sink) setDown(a *api, err error) {
 }
 
 func (s *Sink) setAbsent(errs []error) {
-	reason := "no peer: "
-	for i, err := range errs {
-		if i > 0 {
-			reason += "; "
-		}
-		reason += err.Error()
+	var why []string
+	for _, err := range errs {
+		why = append(why, err.Error())
 	}
+	reason := port.Because(port.NoPeer, strings.Join(why, "; "))
 	s.mu.Lock()
 	changed := s.reason != reason
 	s.reason = reason

@@ -130,7 +130,7 @@ func TestHangingPeerLeavesPortsPending(t *testing.T) {
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
 	wait.Until(t, "the reason is reported", func() error {
 		for _, k := range []string{"tcp 0.0.0.0:8080", "tcp 0.0.0.0:9090"} {
-			if o := rig.Outcomes(k); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "no answer within") {
+			if o := rig.Outcomes(k); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason.String(), "no answer within") {
 				return fmt.Errorf("%+v", o)
 			}
 		}
@@ -192,7 +192,7 @@ func TestInvalidListIsNotAnEmptyList(t *testing.T) {
 			rig.Put(peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"))
 			wait.Until(t, "the peer is given up", func() error {
 				o := rig.Outcomes("tcp 0.0.0.0:9090")
-				if len(o) != 1 || o[0].State == port.Active || !strings.Contains(o[0].Reason, strings.Fields(tt.reason)[0]) {
+				if len(o) != 1 || o[0].State == port.Active || !strings.Contains(o[0].Reason.String(), strings.Fields(tt.reason)[0]) {
 					return fmt.Errorf("%+v", o)
 				}
 				return nil
@@ -201,7 +201,7 @@ func TestInvalidListIsNotAnEmptyList(t *testing.T) {
 			f.start()
 			wait.Until(t, "the reason is reported", func() error {
 				o := rig.Outcomes("tcp 0.0.0.0:9090")
-				if len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, tt.reason) {
+				if len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason.String(), tt.reason) {
 					return fmt.Errorf("%+v", o)
 				}
 				return nil
@@ -237,7 +237,7 @@ func TestRefusalsAreRetriedWithBackoff(t *testing.T) {
 		f.set(func() { f.refuse["tcp/"+tt.host] = tt.words })
 		rig.Put(peertest.Pub(t, tt.key, tt.host))
 		o := rig.WantState(tt.key, tt.state)
-		if !strings.Contains(o.Reason, tt.reason) || strings.ContainsAny(o.Reason, "\n\x1b") {
+		if !strings.Contains(o.Reason.String(), tt.reason) || strings.ContainsAny(o.Reason.String(), "\n\x1b") {
 			t.Errorf("%s: reason = %q, want %q in it", tt.key, o.Reason, tt.reason)
 		}
 	}

@@ -5,11 +5,11 @@ package gvproxy
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -65,7 +65,7 @@ func (s session) leaveToStart(w peer.Wish, p port.Publication) bool {
 	if !time.Now().Before(until) {
 		return false
 	}
-	s.driver.Answer(w, port.Pending, "podman opened this port a moment ago, perhaps for a container that starts")
+	s.driver.Answer(w, port.Pending, port.Because(port.PodmanBegins))
 	s.pauses[w.Slot] = &pause{again: until}
 	return true
 }
@@ -82,10 +82,10 @@ type pause struct {
 func (s session) leaveToPodman(w peer.Wish, p port.Publication, paused *pause) {
 	remote := netip.AddrPortFrom(s.api.guestAddr(), p.Port).String()
 	if s.serves(w.Target, remote) {
-		s.driver.Answer(w, port.Active, "")
+		s.driver.Answer(w, port.Active, port.Reason{})
 		return
 	}
-	s.driver.Answer(w, port.Pending, "Podman opens the ports of its containers itself, and has no entry for this one")
+	s.driver.Answer(w, port.Pending, port.Because(port.PodmanOpens))
 	z := cmp.Or(s.pauses[w.Slot], paused)
 	if z == nil || z.backoff.Min == 0 {
 		z = &pause{backoff: schedule.Backoff{Min: retryMin, Max: s.o.retryMax}}
@@ -141,7 +141,7 @@ func (s session) inGrace(w peer.Wish) bool {
 	if !ok || !time.Now().Before(until) {
 		return false
 	}
-	s.driver.Answer(w, port.Pending, fmt.Sprintf("another program removed its entry for port %d a moment ago and may add it again", w.Port))
+	s.driver.Answer(w, port.Pending, port.Because(port.EntryGone, strconv.Itoa(int(w.Port))))
 	s.pauses[w.Slot] = &pause{again: until}
 	return true
 }

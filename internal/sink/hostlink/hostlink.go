@@ -255,7 +255,7 @@ func (s *Sink) pending(want reconcile.View, change reconcile.Change) port.Outcom
 	s.mu.Unlock()
 	out := make(port.Outcomes)
 	add := func(k port.Key) {
-		out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: "no host connected"}}
+		out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: port.Because(port.NoHost)}}
 	}
 	if !idle {
 		for k := range want.All() {

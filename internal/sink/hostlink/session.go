@@ -163,7 +163,7 @@ func (c *session) late(ctx context.Context, want reconcile.View, change reconcil
 	for _, k := range change.Keys {
 		if _, waits := c.unanswered[k]; waits {
 			if _, ok := want.Get(k); ok {
-				out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: "the host has not answered yet"}}
+				out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: port.Because(port.Unanswered)}}
 			}
 		}
 	}
@@ -178,7 +178,7 @@ func (c *session) answer() (port.Outcomes, bool) {
 		return nil, false
 	}
 	for k := range c.unanswered {
-		c.outcomes[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: "the host acknowledged it without an outcome"}}
+		c.outcomes[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: port.Because(port.Unstatement)}}
 	}
 	c.unanswered = make(map[port.Key]struct{}) // a cleared map would keep the room of a snapshot
 	return c.take(), true
@@ -328,7 +328,7 @@ func (c *session) change(want reconcile.View, hint reconcile.Change, failed port
 func checkable(k port.Key) bool { return wire.Publication{Key: k}.Check() == nil }
 
 func unsendable(k port.Key, err error) []port.Outcome {
-	return []port.Outcome{{Key: k, State: port.Failed, Reason: "cannot be sent to the host: " + err.Error()}}
+	return []port.Outcome{{Key: k, State: port.Failed, Reason: port.Because(port.Unsendable, err.Error())}}
 }
 
 // read handles the host's messages until the session ends.

@@ -34,7 +34,7 @@ func TestPendingWithoutHost(t *testing.T) {
 	r.put(pub(key(80), "a"), pub(key(81), "b"))
 	out := r.mustSync()
 	want(t, out, map[uint16]port.State{80: port.Pending, 81: port.Pending})
-	if got := out[key(80)][0].Reason; got != "no host connected" {
+	if got := out[key(80)][0].Reason.String(); got != "no host connected" {
 		t.Errorf("reason %q", got)
 	}
 	want(t, r.mustSync(), nil) // returned once
@@ -69,7 +69,7 @@ func TestSnapshotThenChanges(t *testing.T) {
 			t.Errorf("snapshot %+v", s)
 		}
 		p.say(wire.Control{Ack: &wire.Ack{Generation: 1, Outcomes: append(active(key(80)),
-			wire.Outcome{Key: key(81), State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:81"), Reason: "held\nby x"})}})
+			wire.Outcome{Key: key(81), State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:81"), Reason: wire.FromReason(port.Because(port.SystemFailed, "held\nby x"))})}})
 	}), map[uint16]port.State{80: port.Active, 81: port.Conflict})
 
 	r.put(pub(key(82), "c"))
@@ -200,7 +200,7 @@ func TestUnsolicitedOutcomes(t *testing.T) {
 	drain(r.sink.Wake())
 
 	p.say(wire.Control{Outcomes: &wire.Outcomes{Outcomes: []wire.Outcome{
-		{Key: key(80), State: port.Failed, Reason: "listener died"},
+		{Key: key(80), State: port.Failed, Reason: wire.FromReason(port.Because(port.SystemFailed, "listener died"))},
 		{Key: key(99), State: port.Active, HostAddress: netip.MustParseAddrPort("127.0.0.1:99")}, // never sent
 	}}})
 	<-r.sink.Wake()

@@ -34,11 +34,13 @@ func (g *guestPorts) options(o *Options) {
 	o.maxUnpublished = 2
 }
 
+var rule1 = port.RuleRef{Kind: port.RuleConfigured, Number: 1}
+
 func (g *guestPorts) deny(reason string, keys ...port.Key) {
 	g.Update(func(tx *table.Tx[port.Key, port.Publication]) {
 		for _, k := range keys {
 			p := pub(k, "web")
-			p.Decision = port.Decision{Rule: "rule 1", Reason: reason}
+			p.Decision = port.Decision{Rule: rule1, Reason: port.Because(port.SystemFailed, reason)}
 			tx.Put(k, p)
 		}
 	})
@@ -75,10 +77,10 @@ func (r *received) until(t *testing.T, p *peer, what string, ok func() bool) {
 			delete(r.ports, k)
 		}
 		for _, q := range u.Put {
-			if q.Rule != "rule 1" || q.Source != "socket" || q.Owner.Name != "web" {
+			if q.Rule != rule1 || q.Source != "socket" || q.Owner.Name != "web" {
 				t.Errorf("%+v", q)
 			}
-			r.ports[q.Key] = q.Reason
+			r.ports[q.Key] = q.Reason.String()
 		}
 		if u.Unread != nil {
 			r.rules = len(*u.Unread)

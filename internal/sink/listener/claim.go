@@ -179,7 +179,7 @@ func (s *Sink) give(g *group, was map[netip.Addr]*placeholder, c *claim, others 
 }
 
 // report sets the outcome of the claims that a placeholder serves.
-func (s *Sink) report(h *placeholder, state port.State, at netip.AddrPort, reason string) {
+func (s *Sink) report(h *placeholder, state port.State, at netip.AddrPort, reason port.Reason) {
 	h.state, h.reason = state, reason
 	s.set(h.winner, state, at, reason)
 	for _, c := range h.shared {
@@ -188,7 +188,7 @@ func (s *Sink) report(h *placeholder, state port.State, at netip.AddrPort, reaso
 }
 
 // set sets the outcome of a claim.
-func (s *Sink) set(c *claim, state port.State, at netip.AddrPort, reason string) {
+func (s *Sink) set(c *claim, state port.State, at netip.AddrPort, reason port.Reason) {
 	o := port.Outcome{Key: c.pub.Key, State: state, HostAddress: at, Reason: reason}
 	if !c.outcome.Equal(o) {
 		c.outcome = o

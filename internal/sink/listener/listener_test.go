@@ -216,8 +216,8 @@ func (g *rig) wantOutcome(when string, p port.Publication, want ...string) {
 	var got []string
 	for _, o := range outs {
 		s := o.State.String() + " " + o.HostAddress.String()
-		if o.Reason != "" {
-			s += " " + o.Reason
+		if !o.Reason.IsZero() {
+			s += " " + o.Reason.String()
 		}
 		got = append(got, s)
 	}
@@ -391,7 +391,7 @@ func TestConflictNamesPortOwner(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		held := socket(nat("0.0.0.0:80"), port.Because(port.Unlistened))
 		held.Origins = held.Origins[1:]
-		held.Decision = port.Decision{Withheld: true}
+		held.Decision = port.Decision{Reason: port.Because(port.Unlistened)}
 		p := nat("127.0.0.1:80", "10.0.0.1:80")
 		g.put(held, p)
 		g.wait(time.Minute)
@@ -605,7 +605,7 @@ func TestFlowOutlivesItsPublicationUnlessDenied(t *testing.T) {
 		}
 		g.put(p)
 		denied := p
-		denied.Decision = port.Decision{Reason: "denied"}
+		denied.Decision = port.Decision{Reason: port.Because(port.DeniedByRule)}
 		g.put(denied)
 		g.wait(time.Second)
 		if n := g.sink.Stats().Flows; n != 0 {

@@ -5,11 +5,11 @@ package listener
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -41,8 +41,8 @@ type placeholder struct {
 
 	listener io.Closer // nil when not open
 	bound    netip.AddrPort
-	state    port.State // that was reported
-	reason   string     // with it
+	state    port.State  // that was reported
+	reason   port.Reason // with it
 }
 
 func newPlaceholder(p port.Protocol, at netip.AddrPort, now time.Time) *placeholder {
@@ -81,31 +81,31 @@ func (s *Sink) update(h *placeholder, now time.Time) {
 	}
 	switch {
 	case h.protocol == port.UDP && s.o.ServeUDP == nil:
-		s.block(h, port.Denied, "UDP is not enabled (listener.udp); WSL's relay carries none")
+		s.block(h, port.Denied, port.Because(port.UDPDisabled))
 	case own == byItself:
 		s.shut(h)
 		h.busy, h.had, h.until = true, true, time.Time{}
 		h.retry.Reset()
 		h.rest.Reset()
-		s.report(h, port.Active, h.at, "")
+		s.report(h, port.Active, h.at, port.Reason{})
 	case own == byIPv6Only:
-		s.block(h, port.Conflict, fmt.Sprintf("its own socket at [::]:%d holds IPv4 too, which WSL's relay shows at ::1 only", p.Port))
+		s.block(h, port.Conflict, port.Because(port.HeldByOwnSocket, strconv.Itoa(int(p.Port))))
 	case !relayed(h.at.Addr()):
-		s.block(h, port.Failed, "only 127.0.0.1, 0.0.0.0, ::1 and :: can be opened in the guest")
+		s.block(h, port.Failed, port.Because(port.NotRelayed))
 	case len(p.Dial) == 0:
-		s.block(h, port.Pending, "nothing is known to serve it")
+		s.block(h, port.Pending, port.Because(port.Unserved))
 	case h.listener != nil:
-		s.report(h, port.Active, h.bound, "")
+		s.report(h, port.Active, h.bound, port.Reason{})
 	case s.occupied(h, now):
 	case now.Before(h.until):
 		s.due.Set(h, h.until)
-		s.report(h, port.Pending, h.at, "released for "+h.by+", which wants the port")
+		s.report(h, port.Pending, h.at, port.Because(port.Released, h.by))
 	case now.Before(h.since.Add(settle)):
 		s.due.Set(h, h.since.Add(settle))
-		s.report(h, port.Pending, h.at, fmt.Sprintf("opens unless a server of its own does within %v", settle))
+		s.report(h, port.Pending, h.at, port.Because(port.Settling, settle.String()))
 	case s.ctx == nil: // Run will open it
 		s.due.Set(h, now)
-		s.report(h, port.Pending, h.at, "")
+		s.report(h, port.Pending, h.at, port.Reason{})
 	default:
 		s.open(h, now)
 	}
@@ -115,7 +115,7 @@ func (s *Sink) update(h *placeholder, now time.Time) {
 func relayed(a netip.Addr) bool { return port.IsWildcard(a) || a == port.Loopback(a) }
 
 // block keeps a placeholder closed until something changes.
-func (s *Sink) block(h *placeholder, state port.State, reason string) {
+func (s *Sink) block(h *placeholder, state port.State, reason port.Reason) {
 	s.shut(h)
 	h.busy = true
 	s.report(h, state, h.at, reason)
@@ -155,7 +155,7 @@ func (s *Sink) open(h *placeholder, now time.Time) {
 		s.stats.opened.Add(1)
 		s.stats.open.Add(1)
 		s.log.Debug("placeholder opened", "placeholder", h, "publication", h.winner.pub.Key)
-		s.report(h, port.Active, h.bound, "")
+		s.report(h, port.Active, h.bound, port.Reason{})
 		return
 	}
 	s.watch(h.at.Port(), -1)
@@ -164,18 +164,17 @@ func (s *Sink) open(h *placeholder, now time.Time) {
 		s.stats.conflicts.Add(1)
 		h.busy = true
 		s.retryIn(h, now, conflictMax)
-		s.report(h, port.Conflict, h.at, fmt.Sprintf("%s is in use by another socket", h.at))
+		s.report(h, port.Conflict, h.at, port.Because(port.InUseSocket, h.at.String()))
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		demand, pub := "", &h.winner.pub
 		if i := slices.IndexFunc(pub.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand }); i >= 0 {
 			demand = pub.Origins[i].ID
 		}
 		s.retryIn(h, now, failureMax)
-		s.report(h, port.Failed, h.at, fmt.Sprintf("listen on %s: permission denied: grant CAP_NET_BIND_SERVICE, "+
-			"or run %s", h.at, forwards.Elsewhere(pub.Slot(), demand, "", h.at.Port())))
+		s.report(h, port.Failed, h.at, port.Because(port.NeedsPrivilege, h.at.String(), forwards.Elsewhere(pub.Slot(), demand, "", h.at.Port())))
 	default:
 		s.retryIn(h, now, failureMax)
-		s.report(h, port.Failed, h.at, err.Error())
+		s.report(h, port.Failed, h.at, port.Because(port.SystemFailed, err.Error()))
 	}
 }
 
@@ -286,7 +285,7 @@ func (s *Sink) reopen(h *placeholder, ln net.Listener, err error) {
 	s.log.Warn("placeholder failed; opening it again", "placeholder", h, "err", err)
 	s.shut(h)
 	s.retryIn(h, time.Now(), failureMax)
-	s.report(h, port.Failed, h.at, err.Error())
+	s.report(h, port.Failed, h.at, port.Because(port.SystemFailed, err.Error()))
 	s.wake.Notify()
 	s.timers.Notify()
 }

@@ -41,7 +41,7 @@ type Book struct {
 	narrowed map[Claim]struct{}    // wildcards that could not be had
 	reported map[port.Key]struct{} // since the last Outcomes
 	absent   bool
-	reason   string // why
+	reason   port.Reason // why
 	peak     compact.Peak
 }
 
@@ -117,7 +117,7 @@ func (b *Book) MarkAll() {
 
 // Pending returns outcomes for the time without a peer: of every publication when
 // the peer went or the reason is new, else of those that change.
-func (b *Book) Pending(change reconcile.Change, reason string) port.Outcomes {
+func (b *Book) Pending(change reconcile.Change, reason port.Reason) port.Outcomes {
 	keys := slices.Values(change.Keys)
 	if !b.absent || b.reason != reason {
 		b.absent, b.reason = true, reason
@@ -202,14 +202,14 @@ func (b *Book) Share(c, winner Claim) bool {
 }
 
 // Report notes what became of a claim, and so of those that it serves.
-func (b *Book) Report(c Claim, state port.State, reason string) {
+func (b *Book) Report(c Claim, state port.State, reason port.Reason) {
 	b.report(c, c.Host, state, reason)
 	for _, o := range b.served[c] {
 		b.report(o.Claim, o.at, state, reason)
 	}
 }
 
-func (b *Book) report(c Claim, at netip.AddrPort, state port.State, reason string) {
+func (b *Book) report(c Claim, at netip.AddrPort, state port.State, reason port.Reason) {
 	b.slots[c.slot()][c] = port.Outcome{Key: c.Key, State: state, HostAddress: at, Reason: reason}
 	b.reported[c.Key] = struct{}{}
 }

@@ -43,7 +43,7 @@ func (w *wanted) put(p port.Publication) {
 func (w *wanted) settle() port.Outcomes {
 	for slot := range w.book.Dirty() {
 		for h, k := range w.book.Decide(slot) {
-			w.book.Report(Claim{k, netip.AddrPortFrom(h, slot.Port)}, port.Active, "")
+			w.book.Report(Claim{k, netip.AddrPortFrom(h, slot.Port)}, port.Active, port.Reason{})
 		}
 		delete(w.book.Dirty(), slot)
 	}
@@ -80,7 +80,7 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 		if k.Address.String() == "10.0.0.3" {
 			state, reason = port.Conflict, `127.0.0.1:30080 is held by tcp 127.0.0.1:30080 ("web")`
 		}
-		if len(o) != 1 || o[0].State != state || o[0].Reason != reason || o[0].HostAddress.String() != "127.0.0.1:30080" {
+		if len(o) != 1 || o[0].State != state || o[0].Reason.String() != reason || o[0].HostAddress.String() != "127.0.0.1:30080" {
 			t.Errorf("%s: %+v", k, o)
 		}
 	}
@@ -88,7 +88,7 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	w.put(pub(web, "0.0.0.0:30080", "127.0.0.1:30080"))
 	slot := port.Slot{Protocol: port.TCP, Port: 30080}
 	for h, k := range w.book.Decide(slot) {
-		w.book.Report(Claim{k, netip.AddrPortFrom(h, slot.Port)}, port.Failed, "no")
+		w.book.Report(Claim{k, netip.AddrPortFrom(h, slot.Port)}, port.Failed, port.Because(port.SystemFailed, "no"))
 	}
 	for k, o := range w.book.Outcomes() {
 		if want := k.Address.String() != "10.0.0.3"; (o[0].State == port.Failed) != want {
@@ -105,7 +105,7 @@ func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
 			w.put(p)
 		}
 		out := w.settle()
-		if out[exact.Key][0].State != port.Active || !strings.Contains(out[other.Key][0].Reason, exact.Key.String()) {
+		if out[exact.Key][0].State != port.Active || !strings.Contains(out[other.Key][0].Reason.String(), exact.Key.String()) {
 			t.Errorf("outcomes: %+v", out)
 		}
 	}

@@ -5,7 +5,6 @@ package peer
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -174,14 +173,14 @@ func (d *Driver) Ours(t Target) bool {
 }
 
 // Answer reports what became of an entry.
-func (d *Driver) Answer(w Wish, state port.State, reason string) {
+func (d *Driver) Answer(w Wish, state port.State, reason port.Reason) {
 	if w.Key != (port.Key{}) {
 		d.Report(w.Claim(), state, reason)
 	}
 }
 
 // Refused notes that the peer refused an entry: it is not ours.
-func (d *Driver) Refused(w Wish, state port.State, reason string) {
+func (d *Driver) Refused(w Wish, state port.State, reason port.Reason) {
 	d.Removed(w.Target)
 	d.Answer(w, state, reason)
 }
@@ -299,7 +298,7 @@ func (d *Driver) plan(p Peer, wishes []Wish) []Wish {
 func (d *Driver) pending(p Peer, wishes []Wish, err error) {
 	for _, w := range wishes {
 		if !p.Known(w) {
-			d.Answer(w, port.Pending, err.Error())
+			d.Answer(w, port.Pending, port.Because(port.PeerFailed, err.Error()))
 			d.Dirty()[w.Slot] = struct{}{}
 		}
 	}
@@ -321,18 +320,18 @@ func (d *Driver) Leave(ctx context.Context, p Peer) {
 // peer connects, and returns where. Otherwise it returns what
 // is in the way; reason says why the peer needs a bridge to reach p. Only Peer.Wishes
 // calls it.
-func (d *Driver) Bridge(ctx context.Context, slot port.Slot, p port.Publication, side Side, number uint16, reason string) (addr netip.AddrPort, problem string) {
+func (d *Driver) Bridge(ctx context.Context, slot port.Slot, p port.Publication, side Side, number uint16, reason port.Reason) (addr netip.AddrPort, problem port.Reason) {
 	if d.bridges == nil {
 		return addr, reason
 	}
 	if p.Address.IsLoopback() && !d.bridges.o.Loopback {
-		return addr, reason + "; --bridge-loopback opens it to the peer"
+		return addr, port.Join(reason, port.Because(port.NeedsBridge))
 	}
 	d.bridged[use{slot, p.Key, side.At.Is4()}] = struct{}{}
 	addr, err := d.bridges.Open(ctx, slot, p, side, number)
 	if err != nil {
 		d.unopened[slot] = struct{}{}
-		problem = fmt.Sprintf("%s, and no bridge can be opened at %s: %v", reason, side.At, err)
+		problem = port.Join(reason, port.Because(port.NoBridge, side.At.String(), err.Error()))
 	}
 	return addr, problem
 }

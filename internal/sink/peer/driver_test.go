@@ -52,7 +52,7 @@ func (f *flaky) Known(w Wish) bool {
 	if remote, ok := f.sent[w.Target]; !ok || remote != w.Remote {
 		return false
 	}
-	f.d.Answer(w, port.Active, "")
+	f.d.Answer(w, port.Active, port.Reason{})
 	return true
 }
 
@@ -62,7 +62,7 @@ func (f *flaky) Add(_ context.Context, wishes []Wish) error {
 			return err
 		}
 		f.sent[w.Target] = w.Remote
-		f.d.Answer(w, port.Active, "")
+		f.d.Answer(w, port.Active, port.Reason{})
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ type bridging struct {
 func (p bridging) Wishes(ctx context.Context, slot port.Slot) (out []Wish) {
 	for h, k := range p.d.Decide(slot) {
 		w := Wish{Target: Target{slot, h}, Key: k}
-		if _, problem := p.d.Bridge(ctx, slot, p.d.Publication(k), p.at, slot.Port, "test"); problem != "" {
+		if _, problem := p.d.Bridge(ctx, slot, p.d.Publication(k), p.at, slot.Port, port.Because(port.SystemFailed, "test")); !problem.IsZero() {
 			p.d.Answer(w, port.Failed, problem)
 			continue
 		}
@@ -163,7 +163,7 @@ func (p bridging) Wishes(ctx context.Context, slot port.Slot) (out []Wish) {
 }
 
 func (p bridging) Known(w Wish) bool {
-	p.d.Answer(w, port.Active, "")
+	p.d.Answer(w, port.Active, port.Reason{})
 	return true
 }
 
@@ -228,7 +228,7 @@ func (p dual) Wishes(ctx context.Context, slot port.Slot) (out []Wish) {
 		if h.Is6() {
 			at = p.v6
 		}
-		if _, problem := p.d.Bridge(ctx, slot, p.d.Publication(k), at, slot.Port, "test"); problem == "" {
+		if _, problem := p.d.Bridge(ctx, slot, p.d.Publication(k), at, slot.Port, port.Because(port.SystemFailed, "test")); problem.IsZero() {
 			out = append(out, Wish{Target: Target{slot, h}, Key: k})
 		}
 	}

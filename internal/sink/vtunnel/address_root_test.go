@@ -97,7 +97,7 @@ echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6
 		return nil
 	})
 	for _, o := range rig.Outcomes("tcp [::]:9090") {
-		if o.HostAddress.Addr().Is6() && (o.State != port.Failed || !strings.Contains(o.Reason, "eth0, which has no IPv6 address")) {
+		if o.HostAddress.Addr().Is6() && (o.State != port.Failed || !strings.Contains(o.Reason.String(), "eth0, which has no IPv6 address")) {
 			t.Errorf("%+v", o)
 		}
 	}

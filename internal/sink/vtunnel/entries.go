@@ -4,10 +4,10 @@ package vtunnel
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -20,13 +20,13 @@ func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 	winners := s.driver.Decide(slot)
 	if slot.Protocol == port.UDP && !s.perPort {
 		for h, k := range winners {
-			s.driver.Answer(peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: k}, port.Failed, noUDP)
+			s.driver.Answer(peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: k}, port.Failed, port.Because(port.PeerLacksUDP))
 		}
 		return nil
 	}
 	for _, h := range slices.SortedFunc(maps.Keys(winners), netip.Addr.Compare) {
 		w := peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: winners[h], Remote: s.remote()}
-		if problem := s.unreachable(ctx, s.driver.Publication(w.Key), w.Target); problem != "" {
+		if problem := s.unreachable(ctx, s.driver.Publication(w.Key), w.Target); !problem.IsZero() {
 			s.driver.Answer(w, port.Failed, problem)
 			continue
 		}
@@ -34,7 +34,7 @@ func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 		// first is kept: wildcards sort before other addresses, IPv4 before IPv6.
 		if s.perPort && len(out) > 0 {
 			if out[0].Key != w.Key && !s.driver.Share(w.Claim(), out[0].Claim()) {
-				s.driver.Answer(w, port.Conflict, fmt.Sprintf("wsl-proxy has one listener for each port, and %s has it", out[0].Key))
+				s.driver.Answer(w, port.Conflict, port.Because(port.PeerPortTaken, out[0].Key.String()))
 			}
 			continue
 		}
@@ -67,19 +67,13 @@ func (s *Sink) Known(w peer.Wish) bool {
 	return true
 }
 
-// What the peers do not do with UDP.
-const (
-	noUDP     = "vtunnel's peer forwards TCP alone, as netsh does"
-	oneWayUDP = "wsl-proxy carries datagrams to the guest and no answers back"
-)
-
 // answer reports what became of an entry that the peer has.
 func (s *Sink) answer(w peer.Wish) {
 	if w.Protocol == port.UDP {
-		s.driver.Answer(w, port.Failed, oneWayUDP)
+		s.driver.Answer(w, port.Failed, port.Because(port.PeerOneWay))
 		return
 	}
-	s.driver.Answer(w, port.Active, "")
+	s.driver.Answer(w, port.Active, port.Reason{})
 }
 
 // atOnce returns how many bindings a message may carry.
@@ -144,26 +138,26 @@ func (s *Sink) removable(targets []peer.Target) []peer.Target {
 // unreachable returns why the peer cannot reach a publication: it connects to one
 // address of the guest, at the host's port. What is served elsewhere gets a
 // bridge there.
-func (s *Sink) unreachable(ctx context.Context, p port.Publication, t peer.Target) (problem string) {
+func (s *Sink) unreachable(ctx context.Context, p port.Publication, t peer.Target) (problem port.Reason) {
 	if t.Port == 0 {
-		return "the peer cannot choose a free port: a rule must name one"
+		return port.Because(port.PeerPicksNone)
 	}
 	side, ok := s.reached(t.Host.Is4())
 	if !ok {
-		return fmt.Sprintf("the peer connects to %s, which has no %s address", s.iface, family(t.Host.Is4()))
+		return port.Because(port.PeerFamily, s.iface, family(t.Host.Is4()))
 	}
 	is4 := side.At.Is4()
 	all := p.Address == netip.IPv6Unspecified() && (!is4 || p.DualStack) || p.Address == netip.IPv4Unspecified() && is4
-	var reason string
+	var reason port.Reason
 	switch {
 	case !all && p.Address != side.At:
-		reason = fmt.Sprintf("the guest serves %s alone, and the peer connects to %s", p.Address, side.At)
+		reason = port.Because(port.GuestServesAt, p.Address.String(), side.At.String())
 	case t.Port != p.Port:
-		reason = fmt.Sprintf("the guest serves port %d, and the peer connects to %d", p.Port, t.Port)
+		reason = port.Because(port.GuestPort, strconv.Itoa(int(p.Port)), strconv.Itoa(int(t.Port)))
 	case p.Inner():
-		reason = "only programs of the guest meet its NAT rule"
+		reason = port.Because(port.InnerRule)
 	default:
-		return ""
+		return port.Reason{}
 	}
 	_, problem = s.driver.Bridge(ctx, t.Slot, p, side, t.Port, reason)
 	return problem

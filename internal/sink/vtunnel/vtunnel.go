@@ -81,8 +81,8 @@ type Sink struct {
 
 	mu     sync.Mutex
 	up     bool
-	reason string // why it is not up
-	epoch  uint64 // how often it came up
+	reason port.Reason // why it is not up
+	epoch  uint64      // how often it came up
 
 	syncing sync.Mutex // held by Sync and at the end; guards what follows
 	closed  bool
@@ -109,7 +109,7 @@ func New(o Options) (*Sink, error) {
 		o.Dial = d.DialContext
 	}
 	s := &Sink{
-		o: o, wake: schedule.NewSignal(), reason: "not yet connected",
+		o: o, wake: schedule.NewSignal(), reason: port.Because(port.NotConnected),
 		have: make(peer.Targets[string]),
 	}
 	s.look.Store(true)
@@ -153,7 +153,7 @@ func (s *Sink) parse(text string) error {
 			return fmt.Errorf("static=%s: want PORT/tcp or PORT/udp", v)
 		}
 		if p == port.UDP && !s.perPort {
-			return fmt.Errorf("static=%s: %s", v, noUDP)
+			return fmt.Errorf("static=%s: %s", v, port.Because(port.PeerLacksUDP))
 		}
 		s.static = append(s.static, port.Slot{Protocol: p, Port: uint16(n)})
 	}
@@ -248,7 +248,7 @@ func awaitEnd(ctx context.Context, conn net.Conn) error {
 func (s *Sink) setUp() {
 	s.mu.Lock()
 	was := s.up
-	s.up, s.reason = true, ""
+	s.up, s.reason = true, port.Reason{}
 	s.epoch++
 	s.mu.Unlock()
 	if !was {
@@ -258,7 +258,7 @@ func (s *Sink) setUp() {
 }
 
 func (s *Sink) setDown(err error) {
-	reason := fmt.Sprintf("%s cannot be reached: %v", s.text, peer.Cause(err))
+	reason := port.Because(port.PeerDown, s.text, peer.Cause(err).Error())
 	s.mu.Lock()
 	changed := s.up || s.reason != reason
 	s.up, s.reason = false, reason
@@ -269,7 +269,7 @@ func (s *Sink) setDown(err error) {
 	}
 }
 
-func (s *Sink) presence() (up bool, reason string, epoch uint64) {
+func (s *Sink) presence() (up bool, reason port.Reason, epoch uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.up, s.reason, s.epoch
@@ -335,7 +335,7 @@ func (s *Sink) readAddresses() {
 func (s *Sink) send(ctx context.Context, b []byte) error {
 	up, reason, epoch := s.presence()
 	if !up {
-		return errors.New(reason)
+		return errors.New(reason.String())
 	}
 	dctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
 	defer cancel()

@@ -212,7 +212,7 @@ func TestHangingPeerLeavesPortsPending(t *testing.T) {
 	rig := peertest.New(t, newSink(t, r.URL(), func(o *Options) { o.Timeout = 50 * time.Millisecond }))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
 	wait.Until(t, "the reason is reported", func() error {
-		if o := rig.Outcomes("tcp 0.0.0.0:8080"); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "did not process a message within") {
+		if o := rig.Outcomes("tcp 0.0.0.0:8080"); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason.String(), "did not process a message within") {
 			return fmt.Errorf("%+v", o)
 		}
 		return nil
@@ -229,7 +229,7 @@ func TestAbsentPeerLeavesPortsPending(t *testing.T) {
 	rig := peertest.New(t, newSink(t, "unix://"+path))
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
 	wait.Until(t, "the reason is reported", func() error {
-		if o := rig.Outcomes("tcp 0.0.0.0:8080"); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason, "no such file") {
+		if o := rig.Outcomes("tcp 0.0.0.0:8080"); len(o) != 1 || o[0].State != port.Pending || !strings.Contains(o[0].Reason.String(), "no such file") {
 			return fmt.Errorf("%+v", o)
 		}
 		return nil

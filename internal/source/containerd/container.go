@@ -56,10 +56,7 @@ func (f *fetcher) object(namespace string, c *containersapi.Container, t *taskap
 	bad := func(what string, err error) {
 		o.Warnings = append(o.Warnings, fmt.Sprintf("container %q: %s: %v", owner.Name, what, err))
 	}
-	cc := engine.Container{ID: id, Owner: owner}
-	if t.GetStatus() != taskapi.Status_RUNNING {
-		cc.Note = port.NotePaused
-	}
+	cc := engine.Container{ID: id, Owner: owner, Paused: t.GetStatus() != taskapi.Status_RUNNING}
 	var ports []engine.Published
 	if ext, ok := c.GetExtensions()[sandboxMetadata]; ok {
 		pod, err := parseSandbox(ext.GetValue())

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,7 +64,7 @@ type Options struct {
 type State struct {
 	port.Demand
 
-	Reason string // why it waits, "" if its port is reported
+	Reason port.Reason // why it waits, none if its port is reported
 }
 
 // Waiting is a demand whose port is not reported.
@@ -114,7 +115,7 @@ func (s *Source) Ask(list []port.Demand) {
 	if len(s.o.Directories) == 0 {
 		var states []State
 		for _, d := range list {
-			states = append(states, State{d, noDirectory})
+			states = append(states, State{d, port.Because(port.NoDirectory)})
 		}
 		s.note(states)
 		return
@@ -170,9 +171,6 @@ func (s *Source) replace(set []port.Binding) {
 
 // endpoints ends the id of the origin that has the endpoints of a Service, behind the demand.
 const endpoints = " endpoints"
-
-// noDirectory is why all demands wait without directories.
-const noDirectory = "no source knows containers or Services: enable docker, containerd or kube (--source)"
 
 // Waiting returns the table of what waits, by the texts of demands.
 func (s *Source) Waiting() *table.Table[string, Waiting] { return s.waiting }
@@ -237,7 +235,7 @@ func (s *Source) lookUp(read bool) (set []port.Binding, unsure bool) {
 	}
 	var states []State
 	for i, d := range demands {
-		found, reason := []port.Binding(nil), fmt.Sprintf("more than %d ports are asked for by name", Max)
+		found, reason := []port.Binding(nil), port.Because(port.TooManyDemands, strconv.Itoa(Max))
 		if i < Max {
 			found, reason = s.find(d)
 			if !read && (len(found) == 0 || !d.Service && found[0].Owner.Namespace != "") {
@@ -260,7 +258,7 @@ func (s *Source) note(states []State) {
 	}
 	for _, st := range states {
 		if !slices.Contains(s.states, st) {
-			s.o.Logger.Info("a port is asked for by name", "demand", st.Demand.String(), "waits", cmp.Or(st.Reason, "no"))
+			s.o.Logger.Info("a port is asked for by name", "demand", st.Demand.String(), "waits", cmp.Or(st.Reason.String(), "no"))
 		}
 	}
 	s.states = states
@@ -275,7 +273,7 @@ func (s *Source) list(states []State) {
 		for _, st := range states {
 			text := st.Demand.String()
 			old, had := before.Get(text)
-			switch waits[text] = st.Reason != ""; {
+			switch waits[text] = !st.Reason.IsZero(); {
 			case !waits[text] || had && old.State == st:
 			case had:
 				tx.Put(text, Waiting{st, old.Since})
@@ -292,7 +290,7 @@ func (s *Source) list(states []State) {
 }
 
 // find returns the bindings of a demand, or why there are none.
-func (s *Source) find(d port.Demand) (set []port.Binding, reason string) {
+func (s *Source) find(d port.Demand) (set []port.Binding, reason port.Reason) {
 	var found []engine.Found
 	for _, dir := range s.o.Directories {
 		for _, f := range dir.Find(d) {
@@ -304,15 +302,14 @@ func (s *Source) find(d port.Demand) (set []port.Binding, reason string) {
 		return nil, missing(d)
 	case len(found) > 1:
 		return nil, several(d, found)
-	case found[0].Reason != "":
+	case !found[0].Reason.IsZero():
 		return nil, found[0].Reason
 	}
 	f := found[0]
 	dial := f.Dial
 	if !d.Service {
 		if dial = slices.DeleteFunc(slices.Clone(dial), func(a netip.AddrPort) bool { return !s.alone(a.Addr()) }); len(dial) == 0 {
-			return nil, fmt.Sprintf("container %s has no address of its own that this guest reaches: if it is in the guest's network, "+
-				"forward its port as one of the guest: `fairlead forward add %s`; if it is in that of a pod or of another container, name that; else publish the port", f.Owner.Name, d.Slot)
+			return nil, port.Because(port.NoOwnAddress, f.Owner.Name, d.Slot.String())
 		}
 	}
 	slices.SortStableFunc(dial, func(a, b netip.AddrPort) int { return family(a) - family(b) })
@@ -324,7 +321,7 @@ func (s *Source) find(d port.Demand) (set []port.Binding, reason string) {
 	}
 	if !d.Service {
 		b.Hints.Targets = dial // where two engines name different owners, rules wait
-		return []port.Binding{b}, ""
+		return []port.Binding{b}, port.Reason{}
 	}
 	set = []port.Binding{b}
 	if len(f.Targets) > 0 { // rules that deny a pod hold for a Service that leads to it
@@ -333,7 +330,7 @@ func (s *Source) find(d port.Demand) (set []port.Binding, reason string) {
 		b.Detail = port.NewDetail("endpoints of " + d.String())
 		set = append(set, b)
 	}
-	return set, ""
+	return set, port.Reason{}
 }
 
 // family orders IPv4 before IPv6.
@@ -358,18 +355,18 @@ func (s *Source) alone(a netip.Addr) bool {
 }
 
 // missing is why a demand waits that names nothing.
-func missing(d port.Demand) string {
+func missing(d port.Demand) port.Reason {
 	switch {
 	case d.Service:
-		return fmt.Sprintf("there is no Service %s/%s", d.Scope, d.Name)
+		return port.Because(port.NoService, d.Scope, d.Name)
 	case d.Scope != "":
-		return fmt.Sprintf("no running container is %s of the project or namespace %s", d.Name, d.Scope)
+		return port.Because(port.NoContainerOf, d.Name, d.Scope)
 	}
-	return "no running container has the name " + d.Name
+	return port.Because(port.NoContainer, d.Name)
 }
 
 // several is why a demand waits that names more than one.
-func several(d port.Demand, found []engine.Found) string {
+func several(d port.Demand, found []engine.Found) port.Reason {
 	var list []string
 	for _, f := range found {
 		name := f.Owner.Name
@@ -389,7 +386,7 @@ func several(d port.Demand, found []engine.Found) string {
 		list = append(list[:most], fmt.Sprintf("%d more", n-most))
 	}
 	if d.Service {
-		return fmt.Sprintf("%s is in %d clusters: %s; name a pod of it instead", d.Owner(), n, strings.Join(list, ", "))
+		return port.Because(port.ServiceAmbiguous, d.Owner(), strconv.Itoa(n), strings.Join(list, ", "))
 	}
-	return fmt.Sprintf("%s names %d containers: name one of %s", d.Owner(), n, strings.Join(list, ", "))
+	return port.Because(port.NameAmbiguous, d.Owner(), strconv.Itoa(n), strings.Join(list, ", "))
 }

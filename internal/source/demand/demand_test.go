@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/test/kit/leak"
@@ -49,6 +50,8 @@ func (f *feed) Apply(c port.Change) {
 func (f *feed) Stale(error)   {}
 func (f *feed) Warn([]string) {}
 func (f *feed) Method(string) {}
+
+func (f *feed) Lacks(registry.Lack, string) {}
 
 func (f *feed) text() string {
 	f.mu.Lock()
@@ -190,7 +193,7 @@ func (f *fixture) want(when, set, reasons string) {
 	}
 	var list []string
 	for _, s := range f.now() {
-		list = append(list, s.Reason)
+		list = append(list, s.Reason.String())
 	}
 	if got := strings.Join(list, "; "); got != reasons {
 		f.t.Errorf("%s: reasons %q, want %q", when, got, reasons)
@@ -344,7 +347,7 @@ func TestService(t *testing.T) {
 		f.services.change(web)
 		f.want("there", "svc/default/web:80/tcp=tcp 10.96.0.7:80>[10.96.0.7:80 10.244.0.5:8080] web>[]; "+
 			"svc/default/web:80/tcp endpoints=tcp 10.96.0.7:80>[10.96.0.7:80 10.244.0.5:8080] >[10.244.0.5:8080]", "")
-		f.services.change(engine.Found{Owner: web.Owner, Reason: "nothing serves it"})
+		f.services.change(engine.Found{Owner: web.Owner, Reason: port.Because(port.SystemFailed, "nothing serves it")})
 		f.want("unserved", "", "nothing serves it")
 		f.services.change()
 		f.want("gone", "", "there is no Service default/web")
@@ -438,7 +441,7 @@ func TestLimit(t *testing.T) {
 		f.Ask(parse(t, many...))
 		settle()
 		states := f.now()
-		if n := len(states); n != Max+1 || !strings.Contains(states[Max].Reason, "more than 256 ports") {
+		if n := len(states); n != Max+1 || !strings.Contains(states[Max].Reason.String(), "more than 256 ports") {
 			t.Fatalf("%d states", n)
 		}
 	})
@@ -491,7 +494,7 @@ func TestWithoutDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Ask(parse(t, "web:80"))
-	if w, ok := s.Waiting().View().Get("web:80/tcp"); !ok || !strings.Contains(w.Reason, "enable docker") {
+	if w, ok := s.Waiting().View().Get("web:80/tcp"); !ok || !strings.Contains(w.Reason.String(), "enable docker") {
 		t.Errorf("%+v", w)
 	}
 }

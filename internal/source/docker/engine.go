@@ -167,10 +167,7 @@ func (f fetcher) inspected(d details) engine.Object {
 }
 
 func (f fetcher) object(id, name string, paused bool, labels map[string]string, networks map[string]network, ports []engine.Published) engine.Object {
-	c := engine.Container{ID: id, Owner: owner(id, name, labels), Addresses: f.addresses(networks)}
-	if paused {
-		c.Note = port.NotePaused
-	}
+	c := engine.Container{ID: id, Owner: owner(id, name, labels), Addresses: f.addresses(networks), Paused: paused}
 	o := engine.Object{ID: id}
 	o.Bindings, o.Warnings = engine.Declare(c, ports)
 	return o

@@ -107,7 +107,7 @@ func TestAppearedEngineIsStaleUntilListed(t *testing.T) {
 					s.publish()
 					time.Sleep(3 * time.Minute) // it restores containers
 					p, _ := s.r.Publications().View().Get(secret)
-					if state := s.state(); state != registry.Stale || p.Decision.Allow || !p.Decision.Pending {
+					if state := s.state(); state != registry.Stale || p.Decision.Allow || !p.Decision.Pending() {
 						t.Errorf("before the first list: %s, decision %+v; want stale and pending", state, p.Decision)
 					}
 					s.facts.Put("c", secretFact())
@@ -116,7 +116,7 @@ func TestAppearedEngineIsStaleUntilListed(t *testing.T) {
 					httptrace.ContextClientTrace(ctx).ConnectDone("unix", "docker.sock", nil)
 					time.Sleep(time.Minute)
 					p, _ = s.r.Publications().View().Get(secret)
-					if state := s.state(); state != registry.Live || p.Decision.Allow || p.Decision.Pending {
+					if state := s.state(); state != registry.Live || p.Decision.Allow || p.Decision.Pending() {
 						t.Errorf("after the first list: %s, decision %+v; want live and denied", state, p.Decision)
 					}
 					<-ctx.Done()

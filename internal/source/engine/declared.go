@@ -26,7 +26,7 @@ type Container struct {
 	ID        string
 	Owner     port.Owner
 	Addresses []netip.Addr // that the guest can dial, best first
-	Note      string       // human-readable: "paused"
+	Paused    bool
 }
 
 // Declare turns published ports into bindings, sorted by origin. What cannot be
@@ -72,11 +72,12 @@ func declare(c Container, p Published) (port.Binding, error) {
 	b := port.Binding{
 		Key:    port.Key{Protocol: proto, Address: host, Port: uint16(p.HostPort)},
 		Owner:  c.Owner,
+		Paused: c.Paused,
 		Origin: port.Origin{ID: c.ID + "/" + proto.String() + "/" + netip.AddrPortFrom(host, uint16(p.HostPort)).String()},
 	}
 	detail := c.Owner.Name + " container port " + strconv.FormatInt(p.ContainerPort, 10) + "/" + proto.String()
-	if c.Note != "" {
-		detail += " (" + c.Note + ")"
+	if c.Paused {
+		detail += " (paused)"
 	}
 	b.Detail = port.NewDetail(detail)
 	own := host

@@ -22,6 +22,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/test/kit/leak"
 )
@@ -72,9 +73,10 @@ func (f *feed) Stale(err error) {
 	f.stale = append(f.stale, err.Error())
 }
 
-func (f *feed) Method(string)       {}
-func (f *feed) Warn(texts []string) { f.warnings = texts }
-func (f *feed) lastStale() string   { f.mu.Lock(); defer f.mu.Unlock(); return f.stale[len(f.stale)-1] }
+func (f *feed) Method(string)               {}
+func (f *feed) Lacks(registry.Lack, string) {}
+func (f *feed) Warn(texts []string)         { f.warnings = texts }
+func (f *feed) lastStale() string           { f.mu.Lock(); defer f.mu.Unlock(); return f.stale[len(f.stale)-1] }
 func (f *feed) has(id string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -706,7 +708,7 @@ func TestCgroup2Mount(t *testing.T) {
 
 func TestDeclare(t *testing.T) {
 	c := Container{
-		ID: "x", Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"}, Note: "paused",
+		ID: "x", Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"}, Paused: true,
 		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
 	}
 	for _, tc := range []struct {

@@ -26,8 +26,8 @@ type Found struct {
 	Dial []netip.AddrPort
 	// Targets are where a Service leads on to.
 	Targets []netip.AddrPort
-	// Reason is why it cannot be dialled although it is there, "" if Dial is complete.
-	Reason string
+	// Reason is why it cannot be dialled although it is there, none if Dial is complete.
+	Reason port.Reason
 }
 
 // Find returns the running containers that a demand names, each once, in no order. A pod or a

@@ -125,7 +125,7 @@ func TestForgottenEngineStillNamesRunningContainers(t *testing.T) {
 			if p.Owner.Name != want {
 				t.Errorf("port %d: owner %q, want %q", n, p.Owner.Name, want)
 			}
-			if denied := want != ""; denied && (p.Decision.Allow || p.Decision.Pending) {
+			if denied := want != ""; denied && (p.Decision.Allow || p.Decision.Pending()) {
 				t.Errorf("port %d of %s: decision %+v, want a denial", n, want, p.Decision)
 			}
 		}

@@ -290,7 +290,7 @@ func (w *forgotten) state() (state registry.SourceState) {
 func (w *forgotten) wantDenied(t *testing.T, mayBePending bool) {
 	t.Helper()
 	for n, want := range map[uint16]string{1: "secret-path", 2: "secret-id"} {
-		if p := w.publication(n); p.Owner.Name != want || p.Decision.Allow || p.Decision.Pending && !mayBePending {
+		if p := w.publication(n); p.Owner.Name != want || p.Decision.Allow || p.Decision.Pending() && !mayBePending {
 			t.Errorf("port %d: owner %q, decision %+v; want a denial of %s", n, p.Owner.Name, p.Decision, want)
 		}
 	}

@@ -233,7 +233,7 @@ func (a *absence) answer(asked []func()) {
 }
 
 // begin reports that there is no engine, once.
-func (a *absence) begin(reason string) {
+func (a *absence) begin(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.on {
@@ -242,7 +242,16 @@ func (a *absence) begin(reason string) {
 	a.on = true
 	a.asks.setAbsent(true)
 	a.feed.Replace(nil)
-	a.feed.Method(reason)
+	switch {
+	case errors.Is(err, ErrUnused):
+		a.feed.Method("")
+	case errors.Is(err, registry.ErrUnusable):
+		a.feed.Lacks(registry.Settings, err.Error())
+	case errors.Is(err, ErrAbsent):
+		a.feed.Lacks(registry.Engine, err.Error())
+	default:
+		a.feed.Method(err.Error())
+	}
 }
 
 // end reports that there is an engine now, if it was reported that there is none.
@@ -316,11 +325,7 @@ func (l *supervision) report(err error) {
 		l.stale(err)
 		return
 	}
-	reason := err.Error()
-	if errors.Is(err, ErrUnused) {
-		reason = ""
-	}
-	l.absence.begin(reason)
+	l.absence.begin(err)
 }
 
 // expect notes whether there is a trace of an engine, and since when nobody listens. A

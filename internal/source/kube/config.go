@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/kube/object"
 	"github.com/fairlead/fairlead/internal/trust"
@@ -130,6 +131,9 @@ func (s *Source) loadFile() (config, error) {
 		none = append(none, fmt.Errorf("%s: the source %s follows it", c.origin, by))
 	}
 	err := errors.Join(unusable...)
+	if err != nil {
+		err = unusableError{err}
+	}
 	switch {
 	case err != nil && s.listed.Load():
 	case err != nil && s.Optional(): // another cluster is followed, and nothing waits for this one
@@ -145,6 +149,12 @@ func (s *Source) loadFile() (config, error) {
 	}
 	return config{origin: "no usable kubeconfig"}, err
 }
+
+// unusableError is a [registry.ErrUnusable] with its own text.
+type unusableError struct{ error }
+
+func (e unusableError) Is(target error) bool { return target == registry.ErrUnusable }
+func (e unusableError) Unwrap() error        { return e.error }
 
 // readFile reads a kubeconfig. One that another user can change is refused: it can name
 // programs, which would run as ours, and files. The sum is nil if it was not read.

@@ -41,14 +41,14 @@ func (st *state) find(d port.Demand) []engine.Found {
 		return p.port == int32(d.Port) && strings.EqualFold(p.protocol, d.Protocol.String())
 	})
 	if i < 0 {
-		f.Reason = fmt.Sprintf("Service %s has no port %s%s", id, d.Slot, s.portList())
+		f.Reason = port.Because(port.ServiceLacksPort, id, d.Slot.String(), s.portList())
 		return []engine.Found{f}
 	}
 	pods, served := s.pods(s.ports[i], st.slices[id])
 	pods = slices.DeleteFunc(pods, func(a netip.AddrPort) bool { return neverOfACluster(a.Addr()) })
 	known := !st.unknown[s.namespace] && !st.unknown[""]
 	if known && !served {
-		f.Reason = fmt.Sprintf("nothing serves Service %s: port %s has no ready endpoints", id, d.Slot)
+		f.Reason = port.Because(port.ServiceIdle, id, d.Slot.String())
 		return []engine.Found{f}
 	}
 	for _, ip := range s.clusterIPs {
@@ -56,7 +56,7 @@ func (st *state) find(d port.Demand) []engine.Found {
 	}
 	f.Dial, f.Targets = append(f.Dial, pods...), pods
 	if len(f.Dial) == 0 {
-		f.Reason = fmt.Sprintf("Service %s has no cluster IP, and its endpoints cannot be read", id)
+		f.Reason = port.Because(port.ServiceUnread, id)
 	}
 	return []engine.Found{f}
 }

@@ -231,6 +231,9 @@ func (v *view) Warn(texts []string) { v.set(func() { v.warnings = texts }) }
 // Method implements registry.Feed.
 func (v *view) Method(name string) { v.set(func() { v.method = cut(name) }) }
 
+// Lacks implements registry.Feed.
+func (v *view) Lacks(_ registry.Lack, why string) { v.Method(why) }
+
 func (v *view) set(f func()) {
 	v.mu.Lock()
 	f()

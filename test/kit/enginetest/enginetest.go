@@ -53,6 +53,7 @@ type Feed struct {
 	Err        error                   // why the source is stale, nil if it is not
 	Warnings   []string
 	MethodName string
+	Lack       registry.Lack
 }
 
 var _ registry.Feed = (*Feed)(nil)
@@ -108,6 +109,13 @@ func (f *Feed) Stale(err error) {
 
 // Method implements registry.Feed.
 func (f *Feed) Method(name string) { f.Lock(); defer f.Unlock(); f.MethodName = name }
+
+// Lacks implements registry.Feed.
+func (f *Feed) Lacks(lack registry.Lack, why string) {
+	f.Lock()
+	defer f.Unlock()
+	f.Lack, f.MethodName = lack, why
+}
 
 // Warn implements registry.Feed.
 func (f *Feed) Warn(texts []string) { f.Lock(); defer f.Unlock(); f.Warnings = texts }

@@ -77,7 +77,7 @@ func Pub(t testing.TB, key string, hosts ...string) port.Publication {
 	t.Helper()
 	p := port.Publication{
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: "socket", ID: "1"}}},
-		Decision: port.Decision{Allow: true, Rule: "default"},
+		Decision: port.Decision{Allow: true, Rule: port.RuleRef{Kind: port.RuleDefault}},
 	}
 	if n := len(key) - 1; key[n] == '+' {
 		key, p.DualStack = key[:n], true
@@ -145,7 +145,7 @@ func (r *Rig) WantReason(key string, state port.State, reason string) (o port.Ou
 	r.t.Helper()
 	wait.Until(r.t, fmt.Sprintf("%s is %s %s", key, state, reason), func() error {
 		out := r.Outcomes(key)
-		if len(out) != 1 || out[0].State != state || !strings.Contains(out[0].Reason, reason) {
+		if len(out) != 1 || out[0].State != state || !strings.Contains(out[0].Reason.String(), reason) {
 			return fmt.Errorf("outcomes are %+v", out)
 		}
 		o = out[0]
