@@ -96,7 +96,9 @@ func TestForwardsAtRunTime(t *testing.T) {
 	})
 	run(r.hostCtl, "deny", "--all")
 	says("Removed: deny 8080/tcp", r.hostCtl, "allow", "8080")
-	says("Nothing to change.", r.hostCtl, "allow", "8080")
+	if _, stderr, code := fairlead(t, "allow", "8080", "--control", r.hostCtl); code != 1 || !strings.Contains(stderr, `in effect: "deny all"`) {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
 	run(r.hostCtl, "deny", "8080")
 	run(r.hostCtl, "allow", "--all")
 	run(r.hostCtl, "allow", "8080")
