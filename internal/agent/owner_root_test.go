@@ -29,8 +29,8 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/source/socket"
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // serverVariable makes TestServerProcess a server: it says its address and ends

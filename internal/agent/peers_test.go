@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/sink/vtunnel"
-	"github.com/fairlead/fairlead/test/kit/leak"
-	"github.com/fairlead/fairlead/test/kit/peertest"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/peertest"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

@@ -17,10 +17,10 @@ import (
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/internal/wire"
-	"github.com/fairlead/fairlead/test/kit/leak"
-	"github.com/fairlead/fairlead/test/kit/ports"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

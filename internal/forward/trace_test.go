@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/internal/trace"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // A flow is traced from its request to its end, also what the kernel moves.

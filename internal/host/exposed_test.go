@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
 )
 
 // exposing is a policy whose run-time rule opens all ports to other machines, with a rule

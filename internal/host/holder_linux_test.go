@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
 )
 
 func TestSystemHolders(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
 )
 
 // tableBytes builds a table of the IP helper API with one row for each socket.

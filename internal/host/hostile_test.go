@@ -17,8 +17,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
 	"github.com/fairlead/fairlead/internal/wire"
-	"github.com/fairlead/fairlead/test/kit/ports"
 )
 
 // A guest that publishes every port gets as many as the limit allows, and failed

@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/internal/trace"
-	"github.com/fairlead/fairlead/test/kit/ports"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // closeOf returns the close of the next flow that a trace shows.

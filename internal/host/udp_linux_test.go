@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
 )
 
 // listenUDP returns a socket that is not connected.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/loglevel"
-	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
 )
 
 // A host peer that cannot open one of its listeners leaves none open.

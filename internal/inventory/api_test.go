@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/test/kit/output"
+	"github.com/fairlead/fairlead/internal/testkit/output"
 )
 
 func unixEndpoint(t testing.TB) Endpoint {

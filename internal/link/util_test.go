@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/output"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/output"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // patience is a limit that only a failure reaches.

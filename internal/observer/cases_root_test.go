@@ -20,8 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/kit/kernels"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // sock is a socket under test.

@@ -11,7 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
-	"github.com/fairlead/fairlead/test/kit/heap"
+	"github.com/fairlead/fairlead/internal/testkit/heap"
 )
 
 // The cost of an event does not depend on the number of sockets: a listener that

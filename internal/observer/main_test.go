@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 // childVar makes the test binary play a part instead of running tests.

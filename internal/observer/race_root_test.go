@@ -20,9 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/kernel"
-	"github.com/fairlead/fairlead/test/kit/kernels"
-	"github.com/fairlead/fairlead/test/kit/rounds"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // churn opens and closes sockets at random until it is stopped, and then knows

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 
 var update = flag.Bool("update", false, "write what the kernel sends as seeds of the fuzz targets")

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 
 // Without CAP_SYS_ADMIN, sockets of another network namespace are found in /proc.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/kit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
 )
 
 // boundOnly returns a socket that asks to reuse its address, and its port.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/publish/ask"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // lingering returns a connection that blocks close(2) for an hour: its peer reads nothing,

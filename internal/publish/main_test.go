@@ -8,7 +8,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 // roleVariable makes the test binary a client in a container.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/test/kit/heap"
+	"github.com/fairlead/fairlead/internal/testkit/heap"
 )
 
 // What 20,000 ports that came and went leave is less than a tenth of what they took.

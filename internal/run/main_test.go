@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
-	"github.com/fairlead/fairlead/test/kit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 // roleVariable makes the test binary an agent, or its helper.

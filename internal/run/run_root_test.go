@@ -35,7 +35,7 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/run/image"
 	"github.com/fairlead/fairlead/internal/run/policy"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // web is the only container.

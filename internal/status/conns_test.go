@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/forwards"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // Silent connections, any number of them, hold up nobody; the newest ones stay open.

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/internal/trace"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestTraceOverTheControlSocket(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
 	"github.com/fairlead/fairlead/test/kit/cluster"
 	"github.com/fairlead/fairlead/test/kit/enclave"
-	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 const (

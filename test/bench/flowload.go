@@ -18,7 +18,7 @@ import (
 	"github.com/aclements/go-moremath/stats"
 
 	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 
 // What a client asks the server for by its first byte.

@@ -22,8 +22,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
 	"github.com/fairlead/fairlead/test/kit/gvtools"
-	"github.com/fairlead/fairlead/test/kit/netns"
 )
 
 // The ways from a client to the server; splice is the baseline.

@@ -22,7 +22,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 
 // The clock starts before the commit, because the kernel notifies before it returns.

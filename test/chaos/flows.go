@@ -19,7 +19,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 
 // server sends each client a length, so many bytes and their checksum.

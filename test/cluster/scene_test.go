@@ -20,8 +20,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/program"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // limit is how long is waited for what is certain to come: pods take their time.

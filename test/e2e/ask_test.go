@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // Doctor needs no agent.

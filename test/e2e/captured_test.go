@@ -19,9 +19,9 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/output"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/output"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // captured is a block of docs/cli.md that shows the output of one command in 80 columns.

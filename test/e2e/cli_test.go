@@ -20,8 +20,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/usage"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // oneLine checks that an error is one line that names what it is about.

@@ -15,8 +15,8 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // curl runs curl in the namespace, without a proxy, and returns what it printed.

@@ -16,11 +16,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/testkit/peertest"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/gvtools"
-	"github.com/fairlead/fairlead/test/kit/peertest"
-	"github.com/fairlead/fairlead/test/kit/probe"
 	"github.com/fairlead/fairlead/test/kit/program"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // dropIn builds the drop-in for Rancher Desktop's agent, which starts the program under

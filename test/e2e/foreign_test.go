@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/enginetest"
-	"github.com/fairlead/fairlead/test/kit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
 )
 
 // Who may declare ports, by a container's HostIp or a Service's external IP, does not lead

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/probe"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // Forwards that are added on the host or in the guest lead clients to the server, survive

@@ -21,9 +21,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/gvtools"
-	"github.com/fairlead/fairlead/test/kit/probe"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // tools is the directory of gvproxy and vm.

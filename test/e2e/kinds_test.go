@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/kit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/kernels"
 	"github.com/fairlead/fairlead/test/kit/uring"
 )
 

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
 	"github.com/fairlead/fairlead/test/kit/relay"
 )
 

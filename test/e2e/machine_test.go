@@ -18,7 +18,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // ordinary is a user without privileges.

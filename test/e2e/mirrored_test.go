@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/test/kit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/kernels"
 )
 
 // Connections of Windows come from these ports.

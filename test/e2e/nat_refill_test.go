@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/rounds"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // refill is a table of n rules, and one that stays, made anew in one commit.

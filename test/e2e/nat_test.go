@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
 )
 
 // sh runs a script in the namespace.

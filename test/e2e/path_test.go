@@ -20,9 +20,9 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/kit/probe"
-	"github.com/fairlead/fairlead/test/kit/rounds"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 func TestPortAppearsCarriesAndVanishes(t *testing.T) {

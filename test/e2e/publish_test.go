@@ -15,9 +15,9 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
-	"github.com/fairlead/fairlead/test/kit/probe"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // cgroupOf makes a cgroup that is named as Docker names that of a container.

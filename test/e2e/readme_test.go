@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // chapterOf returns a chapter of the README.

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
 )
 
 // equal waits until agent and host show the same set, and all of it settled.

@@ -22,8 +22,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // named is a container of Compose with a web server at port 80 and a TLS server at 443.

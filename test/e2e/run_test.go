@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
-	"github.com/fairlead/fairlead/test/kit/enginetest"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // The agent with its few capabilities runs for containers what its configuration allows, as

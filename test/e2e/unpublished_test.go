@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 )
 
 // A port that the guest denies is known on the host, with its reason, and is not open

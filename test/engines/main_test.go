@@ -22,8 +22,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 	"github.com/fairlead/fairlead/test/kit/enclave"
-	"github.com/fairlead/fairlead/test/kit/leak"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 

@@ -15,9 +15,9 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/usage"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // peers are the real agent in this guest, and a real host peer in a namespace of

@@ -19,11 +19,11 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
 	"github.com/fairlead/fairlead/test/kit/enclave"
 	"github.com/fairlead/fairlead/test/kit/gvtools"
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/probe"
-	"github.com/fairlead/fairlead/test/kit/rounds"
 )
 
 const podmanGateway = "gateway.containers.internal" // where Podman finds gvproxy

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
 )
 
 // onHost is the same peers, of which the host is asked and told what to do.

@@ -35,11 +35,11 @@ import (
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/table"
-	"github.com/fairlead/fairlead/test/kit/leak"
-	kitports "github.com/fairlead/fairlead/test/kit/ports"
-	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
+	kitports "github.com/fairlead/fairlead/internal/testkit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/usage"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }

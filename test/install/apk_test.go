@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // apk is a package of Alpine's, unpacked: gzip streams of a signature, the scripts and

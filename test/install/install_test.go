@@ -19,7 +19,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // packagesVariable is the directory of the packages under test. It has directories old

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // TestOpenRCService takes the agent of an archive through its life under OpenRC: install,

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
 )
 
 // expect waits until the feed states exactly these lines.

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/test/kit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 
 // A rule of prerouting for the loopback is met by no connection that begins in

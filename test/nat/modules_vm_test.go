@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/test/kit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/kernels"
 )
 
 // unload takes nf_tables out of the kernel with all that needs it. Only a kernel in which

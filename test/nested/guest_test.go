@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/program"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // nestedVariable is the directory with the kernel and the initramfs of guests.

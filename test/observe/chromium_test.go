@@ -20,8 +20,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // chromium is a headless Chromium, driven over the DevTools protocol through a

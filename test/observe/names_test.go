@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // A browser opens a container by its name, follows the links of the list, and lets no page

@@ -19,10 +19,10 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/program"
-	"github.com/fairlead/fairlead/test/kit/rounds"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 // TestRandomOperations does random operations on sockets and, after every few, waits

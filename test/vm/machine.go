@@ -21,8 +21,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/kernels"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // job is one run of one test binary in the guest.

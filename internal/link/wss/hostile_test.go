@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // guarded is a dialer whose token must not be read.

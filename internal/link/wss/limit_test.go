@@ -20,8 +20,8 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/own"
-	"github.com/fairlead/fairlead/test/kit/output"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/output"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 func dialTLS(t *testing.T, r *rig, protocols ...string) *tls.Conn {

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 func reasonOf(t *testing.T, s link.Session) link.Reason {

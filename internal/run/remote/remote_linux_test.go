@@ -21,9 +21,9 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/run/exec"
 	"github.com/fairlead/fairlead/internal/run/policy"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/internal/wire"
-	"github.com/fairlead/fairlead/test/kit/leak"
-	"github.com/fairlead/fairlead/test/kit/wait"
 )
 
 func TestMain(m *testing.M) {

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/ports"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // forwarder imitates the API of gvisor-tap-vsock, without opening ports; test/e2e runs

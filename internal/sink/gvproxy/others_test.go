@@ -14,8 +14,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
-	"github.com/fairlead/fairlead/test/kit/peertest"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/peertest"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 const often = 20 * time.Millisecond

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/probe"
+	"github.com/fairlead/fairlead/internal/testkit/probe"
 )
 
 // newBridges echoes on each connection until its context ends.

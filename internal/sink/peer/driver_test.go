@@ -16,8 +16,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/test/kit/ports"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // flaky is a peer that fails now and then, before or after it did what it was

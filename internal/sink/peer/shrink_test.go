@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/table"
-	"github.com/fairlead/fairlead/test/kit/heap"
+	"github.com/fairlead/fairlead/internal/testkit/heap"
 )
 
 // A book of 10,000 ports that came and went keeps less than a fiftieth of their memory.

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/peertest"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/peertest"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // inside is set in the process that runs a test in a namespace of its own.

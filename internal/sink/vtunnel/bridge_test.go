@@ -13,9 +13,9 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
-	"github.com/fairlead/fairlead/test/kit/peertest"
-	"github.com/fairlead/fairlead/test/kit/ports"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/peertest"
+	"github.com/fairlead/fairlead/internal/testkit/ports"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // bridgedRig is a sink whose bridges, at 127.0.1.2, answer with the key of the

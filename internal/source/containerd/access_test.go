@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 )
 
 // guarded reads no file but one.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 )
 
 // The source waits for the sockets that are configured, and takes no other for

@@ -13,7 +13,7 @@ import (
 	"github.com/moby/moby/api/types/events"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 )
 
 // What /info says of a node.

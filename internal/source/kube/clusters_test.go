@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/test/kit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 )
 
 // fleet is the sources of several kubeconfigs, which run.

@@ -19,9 +19,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/fairlead/fairlead/test/kit/enginetest"
-	"github.com/fairlead/fairlead/test/kit/output"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/enginetest"
+	"github.com/fairlead/fairlead/internal/testkit/output"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 const stranger = 12345 // a uid that is neither root's nor ours

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 func deleted(handle uint64) *ruleset.Message {

@@ -19,8 +19,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/source/nat/compile"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/rounds"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/rounds"
 )
 
 // tables makes random batches in tables that come and go, with a nat chain and without.

@@ -14,8 +14,8 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/netwatch"
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // TestAddressesOfAnInterface asks the kernel about the addresses of a new interface.

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
-	"github.com/fairlead/fairlead/test/kit/heap"
+	"github.com/fairlead/fairlead/internal/testkit/heap"
 )
 
 // tally is a feed that only counts.

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/output"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/output"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // Command says what to start and how it ends.

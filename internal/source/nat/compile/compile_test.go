@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 func testHost() Host {

@@ -5,7 +5,7 @@ package compile
 import (
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 // Adding and removing a rule costs the same in a large ruleset.

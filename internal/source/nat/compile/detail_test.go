@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 func TestDetailIsEqualByContent(t *testing.T) {

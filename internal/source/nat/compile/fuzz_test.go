@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 // whole compiles one rule in every place where rules can be.

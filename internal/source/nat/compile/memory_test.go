@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
-	"github.com/fairlead/fairlead/test/kit/heap"
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/heap"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 // chainsSnapshot has n chains with a rule each, as kube-proxy's, and a verdict map

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 // kernelChain is a chain as the kernel changes and notifies it.

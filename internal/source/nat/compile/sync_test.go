@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 // What differs from a dump is counted and named, but not what no packet meets.

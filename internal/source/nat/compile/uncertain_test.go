@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
-	"github.com/fairlead/fairlead/test/kit/natrules"
+	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
 // What is not understood is neither published as certain nor left out without a word.

@@ -12,9 +12,9 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/kernel"
-	"github.com/fairlead/fairlead/test/kit/kernels"
-	"github.com/fairlead/fairlead/test/kit/netns"
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/kernels"
+	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // guest returns a network namespace, its path, and what runs a command in it.

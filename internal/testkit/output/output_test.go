@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 func TestBuffer(t *testing.T) {

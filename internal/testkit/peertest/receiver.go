@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/wait"
+	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
 // Receiver is a peer of the vtunnel sink. It decodes messages as the real peers do,
