@@ -261,7 +261,11 @@ func (f *Facts) judge(p *Publication) (v port.Verdict, summary, next string) {
 		case port.Conflict:
 			return port.VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)), f.advise(p, o.Reason, o)
 		case port.Denied:
-			return port.VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), f.advise(p, o.Reason, o)
+			v, by := cmp.Or(o.Reason.Verdict(), port.VerdictHostDenied), o.Sink
+			if v == port.VerdictHostDenied {
+				by = "the host"
+			}
+			return v, fmt.Sprintf("%s is not reachable: %s refuses it: %s", name, by, o.Reason), f.advise(p, o.Reason, o)
 		case port.Failed:
 			return port.VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason), f.advise(p, o.Reason, o)
 		default:
