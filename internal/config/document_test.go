@@ -82,10 +82,12 @@ With ` + "`" + `linkToken` + "`" + ` one token is for all guests; [otherwise](li
 // document returns docs/config.md.
 func document() string {
 	agent, host := DefaultAgent(), defaultHost(systemDirs())
+	agents, hosts := documented(agent.fields()), documented(host.fields())
 	var b strings.Builder
 	b.WriteString(documentIntro)
-	writeFields(&b, "Agent", agent.fields())
-	writeFields(&b, "Host peer", host.fields())
+	fmt.Fprint(&b, "\n## Agent\n\n", tableOf(agents.without(hosts)))
+	fmt.Fprint(&b, "\n## Host peer\n\n", tableOf(hosts.without(agents)))
+	fmt.Fprint(&b, "\n## Both\n\nWhere defaults differ the host peer's is the second one.\n\n", tableOf(agents.with(hosts)))
 	writeRules(&b)
 	return b.String()
 }
@@ -118,16 +120,65 @@ func writeKey(b *strings.Builder, key string, schema object) {
 	fmt.Fprintf(b, "| `%s` | %s | %s |\n", key, strings.Join(values, ", "), schema["description"])
 }
 
-func writeFields(b *strings.Builder, title string, fields []field) {
-	fmt.Fprintf(b, "\n## %s\n\n| key | flag | default | meaning |\n|---|---|---|---|\n", title)
-	for i := range fields {
-		f := &fields[i]
-		def := strings.Join(f.get(), ", ")
-		if def != "" {
-			def = "`" + def + "`"
-		}
-		fmt.Fprintf(b, "| `%s` | `--%s` | %s | %s |\n", f.key, f.flag, def, strings.ReplaceAll(f.usage, "|", `\|`))
+// setting is a row of the document.
+type setting struct{ key, flag, def, meaning string }
+
+type rows []setting
+
+func documented(fields []field) (all rows) {
+	for _, f := range fields {
+		all = append(all, setting{f.key, f.flag, defaultOf(f), strings.ReplaceAll(f.usage, "|", `\|`)})
 	}
+	return all
+}
+
+// in returns the setting of the same key and meaning among others.
+func (s setting) in(others rows) (setting, bool) {
+	i := slices.IndexFunc(others, func(o setting) bool { return o.key == s.key && o.meaning == s.meaning })
+	if i < 0 {
+		return setting{}, false
+	}
+	return others[i], true
+}
+
+// without returns the settings that others do not have.
+func (r rows) without(others rows) (own rows) {
+	for _, s := range r {
+		if _, ok := s.in(others); !ok {
+			own = append(own, s)
+		}
+	}
+	return own
+}
+
+// with returns the settings that others have as well, with both defaults where these differ.
+func (r rows) with(others rows) (both rows) {
+	for _, s := range r {
+		if o, ok := s.in(others); ok {
+			if o.def != s.def {
+				s.def += ", " + o.def
+			}
+			both = append(both, s)
+		}
+	}
+	return both
+}
+
+func tableOf(r rows) string {
+	table := "| key | flag | default | meaning |\n|---|---|---|---|\n"
+	for _, s := range r {
+		table += fmt.Sprintf("| `%s` | `--%s` | %s | %s |\n", s.key, s.flag, s.def, s.meaning)
+	}
+	return table
+}
+
+// defaultOf returns a setting's default as code, if it has one.
+func defaultOf(f field) string {
+	def := strings.Join(f.get(), ", ")
+	if def == "" {
+		return ""
+	}
+	return "`" + def + "`"
 }
 
 func TestDocumentIsUpToDate(t *testing.T) {
