@@ -17,7 +17,7 @@ const documentIntro = `# Configuration
 
 <!-- Generated from internal/config by "make docs": do not edit. -->
 
-For who writes ` + "`" + `agent.yaml` + "`" + ` or ` + "`" + `host.yaml` + "`" + `. Each setting is a key of that file, a flag, and a variable: ` + "`" + `FAIRLEAD_` + "`" + ` and the flag's name, as
+For anyone who writes ` + "`" + `agent.yaml` + "`" + ` or ` + "`" + `host.yaml` + "`" + `. Each setting is a key of that file, a flag, and a variable: ` + "`" + `FAIRLEAD_` + "`" + ` and the flag's name, as
 ` + "`" + `FAIRLEAD_HOLD_DOWN` + "`" + ` for ` + "`" + `--hold-down` + "`" + `. A flag takes precedence over the variable, and that over the file. The agent reads
 ` + "`" + `/etc/fairlead/agent.yaml` + "`" + `, the host peer ` + "`" + `host.yaml` + "`" + ` in its user's directory; ` + "`" + `--config` + "`" + ` or ` + "`" + `FAIRLEAD_CONFIG` + "`" + ` names another file.
 
@@ -27,7 +27,7 @@ For who writes ` + "`" + `agent.yaml` + "`" + ` or ` + "`" + `host.yaml` + "`" +
 | token, what was added at run time | ` + "`" + `/var/lib/fairlead` + "`" + ` | ` + "`" + `$XDG_STATE_HOME/fairlead` + "`" + ` or ` + "`" + `~/.local/state/fairlead` + "`" + ` | the same | the same |
 | control socket | ` + "`" + `/run/fairlead` + "`" + ` | ` + "`" + `$XDG_RUNTIME_DIR/fairlead` + "`" + ` | the same | the same |
 
-Below, the defaults are those of root on Linux. A key with a dot is in a mapping: ` + "`" + `docker.hosts` + "`" + ` is ` + "`" + `docker: {hosts: …}` + "`" + `. A list may be one
+Below are the defaults of root on Linux. A key with a dot is in a mapping: ` + "`" + `docker.hosts` + "`" + ` is ` + "`" + `docker: {hosts: …}` + "`" + `. A list may be one
 value; in flags and variables commas separate its values.
 
 Rules, ` + "`" + `expose` + "`" + `, ` + "`" + `labels` + "`" + `, ` + "`" + `bind` + "`" + ` and ` + "`" + `publish.allow` + "`" + ` change while fairlead runs: files are read again when they change, and on SIGHUP. Other

@@ -14,7 +14,7 @@ func document() string {
 
 <!-- Generated from internal/metrics by "make docs": do not edit. -->
 
-For who monitors fairlead. Agent and host peer serve /metrics on the control socket, and on TCP where
+For anyone who monitors fairlead. Agent and host peer serve /metrics on the control socket, and on TCP where
 ` + "`--metrics-addr`" + ` names an address, without authentication:
 
 ` + "```" + `
