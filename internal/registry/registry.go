@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registry merges what all sources report into one table of publications,
-// finds their owners, applies the rules, and numbers each change. It keeps what
-// each source last reported: a source that fails is stale, never empty.
 package registry
 
 import (
