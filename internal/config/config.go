@@ -40,7 +40,7 @@ type Common struct {
 	LogLevel    slog.Level // slog.LevelDebug to slog.LevelError
 	LogFormat   string     // "text" or "json"
 	RulesFile   string     // file with more rules; empty for none
-	// ForwardsFile is the file with the rules that were added while fairlead runs, which may
+	// ForwardsFile is the file of the requests that are made while fairlead runs, which may
 	// be absent; empty for none. See package forwards.
 	ForwardsFile string
 	// KeepPrivileges says that no capability is dropped after the start.
@@ -134,7 +134,7 @@ func DefaultAgent() Agent {
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()),
 
-			ForwardsFile: "/var/lib/fairlead/forwards.yaml",
+			ForwardsFile: "/var/lib/fairlead/forwards.json",
 		},
 		Link:          []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
 		AllowCIDs:     []uint32{2}, // VMADDR_CID_HOST
@@ -168,7 +168,7 @@ func defaultHost(d hostDirs) Host {
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()), // a guest widens nothing by itself
 
-			ForwardsFile: in(d.state, "host-forwards.yaml"),
+			ForwardsFile: in(d.state, "host-forwards.json"),
 		},
 		Connect: []Guest{{Endpoint: defaultConnect(runtime.GOOS, d)}},
 		Bind:    rules.Loopback(),
@@ -230,7 +230,7 @@ func (c *Common) fields() []field {
 		one("rulesFile", "rules-file", "file", &c.RulesFile, filePath(true), str,
 			"file with more rules, evaluated after those of the configuration"),
 		one("forwardsFile", "forwards-file", "file", &c.ForwardsFile, filePath(true), str,
-			"file of the rules that 'fairlead forward' adds, evaluated last and never wider than the others; empty for none"),
+			"file of what 'fairlead forward', 'deny', 'allow' and 'expose' request, which is evaluated after the rules and never wider; empty for none"),
 		one("keepPrivileges", "keep-privileges", boolKind, &c.KeepPrivileges, truth, strconv.FormatBool,
 			"on Linux, keep all capabilities instead of dropping those that are not needed, for debugging"),
 	}

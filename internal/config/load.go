@@ -234,15 +234,12 @@ func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) err
 			*expose, l.from[key] = f.Expose, path
 		}
 	}
-	added, err := l.added()
+	added, err := l.added(guests)
 	if err != nil {
 		return err
 	}
 	if err := rules.CheckSide(guests, list); err != nil {
 		return err
-	}
-	if err := rules.CheckSide(guests, added); err != nil {
-		return fmt.Errorf("%s: %w", l.common.ForwardsFile, err)
 	}
 	set, err := rules.New(*expose, append(list, l.last...))
 	if err == nil {
@@ -252,8 +249,9 @@ func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) err
 	return err
 }
 
-// added reads the rules that were added at run time.
-func (l *loader) added() ([]rules.Rule, error) {
+// added reads the requests that were made at run time, and returns their rules. Guests says that
+// they may name them.
+func (l *loader) added(guests bool) ([]rules.Rule, error) {
 	path := l.common.ForwardsFile
 	if path == "" {
 		return nil, nil
@@ -265,8 +263,8 @@ func (l *loader) added() ([]rules.Rule, error) {
 	if err != nil {
 		return nil, l.wrap("forwardsFile", err)
 	}
-	list, err := forwards.Parse(path, data)
-	return forwards.InEffect(list, time.Now()), err
+	list, err := forwards.Parse(path, data, guests)
+	return forwards.Rules(forwards.InEffect(list, time.Now())), err
 }
 
 // file is a file as it was read.

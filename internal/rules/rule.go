@@ -7,7 +7,6 @@
 package rules
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,6 +20,8 @@ import (
 
 // Rule is one rule. Its zero value allows everything that nothing withholds.
 type Rule struct {
+	// Kind is the kind of the request that makes the rule; NoRule of one of the configuration.
+	Kind        port.RuleKind
 	Name        string // human-readable, may be empty
 	Match       Match
 	Deny        bool
@@ -31,7 +32,7 @@ type Rule struct {
 	// ProxyProtocol is only where it allows, of TCP, and on an agent.
 	ProxyProtocol port.ProxyProtocol
 
-	// Until makes it a rule that exposes: until then it opens, at HostAddress too, what the
+	// Until is the end of a rule that exposes: until then it opens, at HostAddress too, what the
 	// other rules allow. Only run-time rules of a host do. Zero for all other rules.
 	Until time.Time
 }
@@ -41,13 +42,6 @@ func (r Rule) Exposes() bool { return !r.Until.IsZero() }
 
 // MaxExposure is the longest time for which a rule exposes.
 const MaxExposure = 7 * 24 * time.Hour
-
-// InEffect reports whether the rule counts at a time. One that exposes does not after its
-// end; nor if its end is too far away, because then the clock is wrong.
-func (r Rule) InEffect(now time.Time) bool {
-	left := r.Until.Sub(now.Round(0)) // by the wall clock: the system may have been suspended
-	return !r.Exposes() || left > 0 && left <= MaxExposure
-}
 
 // Match selects the publications that a rule is about. A field that is empty matches
 // all; a field with several values matches any of them.
@@ -181,6 +175,9 @@ const (
 	fixedPort
 	offsetPort
 )
+
+// FixedPort is one port of the host, not 0.
+func FixedPort(n uint16) HostPort { return HostPort{kind: fixedPort, port: n} }
 
 // ParseHostPort reads a port ("9090"), an offset from the port that is asked for
 // ("+1000", "-1000") or "0", any free port.
@@ -333,17 +330,11 @@ func (r Rule) validate() (field string, err error) {
 	}
 	if r.ProxyProtocol != port.ProxyProtocolNone {
 		switch {
-		case r.Deny || r.Exposes():
+		case r.Deny:
 			return "proxyProtocol", fmt.Errorf("%s: only a rule with action allow connects to a server", r.ProxyProtocol)
 		case r.Match.Protocol != port.TCP:
 			return "proxyProtocol", fmt.Errorf("%s: it is spoken over TCP alone: want protocol: tcp in match", r.ProxyProtocol)
 		}
-	}
-	if r.Exposes() && (r.HostPort != (HostPort{}) || r.OnConflict != port.OnConflictUnset) {
-		return "until", errors.New("a rule that exposes changes no host port")
-	}
-	if d := r.Match.Demand; !d.IsZero() && (r.Exposes() || r.Match.Protocol != d.Protocol || !slices.Equal(r.Match.Ports, []PortRange{{d.Port, d.Port}})) {
-		return "match.demand", fmt.Errorf("%q: want protocol: %s and ports: %d beside it, and action allow or deny", d, d.Protocol, d.Port)
 	}
 	several := len(r.Match.Ports) > 1
 	for _, p := range r.Match.Ports {
@@ -379,8 +370,6 @@ func CheckSide(host bool, list []Rule) error {
 			err = fmt.Errorf("guest %q: only rules of a host name guests", r.Match.Guest)
 		case r.OnConflict != port.OnConflictUnset:
 			err = fmt.Errorf("onConflict %s: only a host opens another port: want it in a rule there", r.OnConflict)
-		case r.Exposes():
-			err = errors.New("action expose: only a host opens ports to other machines: want it in a rule there")
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", port.RuleRef{Kind: port.RuleConfigured, Number: uint32(i + 1), Name: r.Name}, err)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -67,7 +66,7 @@ func ParseList(n yamltree.Node) ([]Rule, error) {
 func parseRule(n yamltree.Node) (Rule, error) {
 	var r Rule
 	var action string
-	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress", "onConflict", "proxyProtocol", "until")
+	entries, err := n.Map("name", "match", "action", "hostPort", "hostAddress", "onConflict", "proxyProtocol")
 	if err != nil {
 		return r, err
 	}
@@ -90,8 +89,6 @@ func parseRule(n yamltree.Node) (Rule, error) {
 			err = scalar(e.Node, &r.ProxyProtocol, ParseProxyProtocol)
 		case "hostAddress":
 			err = scalar(e.Node, &r.HostAddress, ParseHostAddress)
-		case "until":
-			err = scalar(e.Node, &r.Until, parseTime)
 		}
 		if err != nil {
 			return r, err
@@ -99,9 +96,6 @@ func parseRule(n yamltree.Node) (Rule, error) {
 	}
 	if _, ok := at["action"]; !ok {
 		return r, n.Errorf("no action: want action: allow or action: deny")
-	}
-	if (action == "expose") != r.Exposes() {
-		return r, n.Errorf("action: expose and until go together")
 	}
 	if field, err := r.validate(); err != nil {
 		return r, at[field].Errorf("%v", err)
@@ -124,7 +118,7 @@ func ParsePortList(n yamltree.Node) ([]PortRange, error) {
 }
 
 func parseMatch(n yamltree.Node, m *Match) error {
-	return parseFields(n, m, "protocol", "ports", "address", "source", "owner", "name", "namespace", "labels", "guest", "demand")
+	return parseFields(n, m, "protocol", "ports", "address", "source", "owner", "name", "namespace", "labels", "guest")
 }
 
 // parseFields reads those fields of a match that are known.
@@ -151,8 +145,6 @@ func parseFields(n yamltree.Node, m *Match, known ...string) error {
 			m.Namespace, err = text(e.Node)
 		case "guest":
 			m.Guest, err = text(e.Node)
-		case "demand":
-			err = scalar(e.Node, &m.Demand, port.ParseDemand)
 		case "labels":
 			m.Labels, err = parseLabels(e.Node)
 		}
@@ -177,21 +169,13 @@ func parseLabels(n yamltree.Node) (map[string]string, error) {
 	return labels, nil
 }
 
-// parseAction reads what a rule does. "expose" is only for rules that were added at run time.
+// parseAction reads what a rule does.
 func parseAction(s string) (string, error) {
 	switch s {
-	case "allow", "deny", "expose":
+	case "allow", "deny":
 		return s, nil
 	}
 	return "", oneOf(s, []string{"allow", "deny"})
-}
-
-func parseTime(s string) (time.Time, error) {
-	t, err := time.Parse(time.RFC3339, s)
-	if err != nil || t.IsZero() {
-		return t, fmt.Errorf("%q: want a time such as 2026-11-21T12:00:00Z", s)
-	}
-	return t.UTC(), nil
 }
 
 // ParseOnConflict reads "wait", "next" or "any".
