@@ -123,7 +123,7 @@ func lookup(env map[string]string) func(string) (string, bool) {
 func texts(fields []field) map[string]string {
 	m := map[string]string{}
 	for _, f := range fields {
-		m[f.key] = strings.Join(f.get(), ",")
+		m[f.Key] = f.text()
 	}
 	return m
 }
@@ -170,7 +170,7 @@ func TestPrecedence(t *testing.T) {
 		}
 		defaults := texts(s.fields)
 		for _, sample := range s.samples {
-			i := slices.IndexFunc(s.fields, func(f field) bool { return f.key == sample.key })
+			i := slices.IndexFunc(s.fields, func(f field) bool { return f.Key == sample.key })
 			if i < 0 {
 				t.Fatalf("%s has no field %s", s.name, sample.key)
 			}
@@ -178,9 +178,9 @@ func TestPrecedence(t *testing.T) {
 				continue
 			}
 			f := s.fields[i]
-			standard := defaults[f.key]
+			standard := defaults[f.Key]
 			if standard == sample.text {
-				t.Fatalf("%s: the sample is the default", f.key)
+				t.Fatalf("%s: the sample is the default", f.Key)
 			}
 			path := yamlFile(t, sample.key, sample.yaml)
 			empty := write(t, filepath.Join(t.TempDir(), "empty.yaml"), "")
@@ -210,13 +210,13 @@ func TestPrecedence(t *testing.T) {
 			} {
 				got, err := s.load(tt.path, tt.fs, tt.env)
 				if err != nil {
-					t.Errorf("%s %s by %s: %v", s.name, f.key, name, err)
-				} else if got[f.key] != tt.want {
-					t.Errorf("%s %s by %s: %q, want %q", s.name, f.key, name, got[f.key], tt.want)
+					t.Errorf("%s %s by %s: %v", s.name, f.Key, name, err)
+				} else if got[f.Key] != tt.want {
+					t.Errorf("%s %s by %s: %q, want %q", s.name, f.Key, name, got[f.Key], tt.want)
 				}
 				for key, text := range got {
-					if key != f.key && text != defaults[key] {
-						t.Errorf("%s %s by %s changes %s to %q", s.name, f.key, name, key, text)
+					if key != f.Key && text != defaults[key] {
+						t.Errorf("%s %s by %s changes %s to %q", s.name, f.Key, name, key, text)
 					}
 				}
 			}
@@ -225,7 +225,7 @@ func TestPrecedence(t *testing.T) {
 }
 
 func quoteList(f field, text string) string {
-	if !f.list {
+	if !f.IsList() {
 		return "'" + text + "'"
 	}
 	if text == "" {
@@ -430,7 +430,7 @@ func TestErrors(t *testing.T) {
 func TestMissingFile(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone.yaml")
 	var c Agent
-	l := newLoader(&c.Common, c.fields(), nil, nil)
+	l := newLoader(&c, &c.Common, c.fields(), nil, nil)
 	if err := l.load("", gone); err != nil {
 		t.Errorf("default: %v", err)
 	}

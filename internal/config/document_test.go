@@ -142,11 +142,11 @@ func writeFields(b *strings.Builder, title string, fields []field) {
 	fmt.Fprintf(b, "\n## %s\n\n| key | flag | variable | default | meaning |\n|---|---|---|---|---|\n", title)
 	for i := range fields {
 		f := &fields[i]
-		def := strings.Join(f.get(), ", ")
+		def := strings.Join(f.Texts(), ", ")
 		if def != "" {
 			def = "`" + def + "`"
 		}
-		fmt.Fprintf(b, "| `%s` | `--%s` | `%s` | %s | %s |\n", f.key, f.flag, f.env(), def, strings.ReplaceAll(f.usage, "|", `\|`))
+		fmt.Fprintf(b, "| `%s` | `--%s` | `%s` | %s | %s |\n", f.Key, f.flag, f.env(), def, strings.ReplaceAll(f.usage, "|", `\|`))
 	}
 }
 

@@ -48,7 +48,7 @@ func compile(list []Rule) ([]rule, error) {
 	compiled := make([]rule, len(list))
 	for i, r := range list {
 		ref := port.RuleRef{Kind: cmp.Or(r.Kind, port.RuleConfigured), Number: uint32(i + 1), Name: r.Name}
-		if field, err := r.validate(); err != nil {
+		if field, err := r.Check(); err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", ref, field, err)
 		}
 		r.Match.Ports = slices.Clone(r.Match.Ports)

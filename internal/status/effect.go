@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 // guestID returns what rules call the guest that is shown by a name. Another name is its own.
@@ -49,7 +49,7 @@ func (s *Server) ofGuest(q forwards.Request) (forwards.Request, error) {
 	for _, p := range guests {
 		known = append(known, names[p.id()])
 	}
-	return q, fmt.Errorf("no guest is called %q%s: want %s", q.Guest, yamltree.Suggest(q.Guest, known), yamltree.OneOf(known))
+	return q, fmt.Errorf("no guest is called %q%s: want %s", q.Guest, words.Suggest(q.Guest, known), words.OneOf(known))
 }
 
 // named reports whether a request is about the row.

@@ -77,21 +77,6 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestSuggest(t *testing.T) {
-	words := []string{"holdDown", "link", "linkToken", "rules"}
-	for got, want := range map[string]string{
-		"holddown": "holdDown", "lnik": "link", "rule": "rules", "linktokn": "linkToken",
-		"metrics": "", "": "", "x": "", strings.Repeat("l", 1000): "",
-	} {
-		if want != "" {
-			want = ` (did you mean "` + want + `"?)`
-		}
-		if s := Suggest(got, words); s != want {
-			t.Errorf("%.20q: %q, want %q", got, s, want)
-		}
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	f.Add("a: {b: [c, 1, ~, *x]}\n<<: {}\n? [d]\n: e\n")
 	f.Add("- |\n x\n- >-\n y\n- !!t &a z\n")
