@@ -157,9 +157,6 @@ func (n Node) IsList() bool { _, ok := n.node.(*ast.SequenceNode); return ok }
 // Where returns "FILE:LINE:COLUMN".
 func (n Node) Where() string { return fmt.Sprintf("%s:%d:%d", n.file, n.line, n.column) }
 
-// Line is the line of the value, from 1.
-func (n Node) Line() int { return n.line }
-
 // Errorf returns an *Error at this value.
 func (n Node) Errorf(format string, args ...any) error {
 	return &Error{File: n.file, Line: n.line, Column: n.column, Field: n.field, Reason: fmt.Sprintf(format, args...)}

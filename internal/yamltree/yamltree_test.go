@@ -134,7 +134,7 @@ func TestLinesThatEndWithCRLF(t *testing.T) {
 		t.Fatal(err)
 	}
 	entries, err := n.Map("a", "b", "c")
-	if err != nil || entries[0].Line() != 3 || entries[1].Line() != 5 || entries[2].Line() != 8 {
+	if err != nil || entries[0].line != 3 || entries[1].line != 5 || entries[2].line != 8 {
 		t.Errorf("%+v, %v", entries, err)
 	}
 	if s, err := entries[1].Text(); err != nil || s != "x\ny\n" {
