@@ -32,31 +32,13 @@ func TestWriteChange(t *testing.T) {
 		}
 	}
 	for want, v := range map[string]status.ForwardChange{
-		"Nothing to change.\n":  {},
-		"Removed: deny 1/tcp\n": {Result: forwards.Result{Removed: []forwards.Request{deny}}},
+		"Nothing to change.\n":                                  {},
+		"Removed: deny 1/tcp\n":                                 {Result: forwards.Result{Removed: []forwards.Request{deny}}},
+		"Removed: deny 1/tcp\nStill closed: denied by rule 1\n": {Result: forwards.Result{Removed: []forwards.Request{deny}, Closed: "denied by rule 1"}},
 	} {
 		var out strings.Builder
 		if err := writeChange(&out, v); err != nil || out.String() != want {
 			t.Errorf("%q, %v; want %q", out.String(), err, want)
-		}
-	}
-}
-
-// A port that is allowed already, and that another rule closes, is not said to need no change.
-func TestStillDenied(t *testing.T) {
-	q := forwards.Request{Op: forwards.Allow, Protocol: port.TCP, Port: 8080}
-	rule := status.Requested{Request: q, Undo: q.Undo(), State: "denied", Reason: "denied by runtime rule 1 (deny owner web)"}
-	open, other := rule, rule
-	open.State, other.Undo.Protocol = "active", port.UDP
-	change := func(r status.Requested, added ...forwards.Request) status.ForwardChange {
-		return status.ForwardChange{Result: forwards.Result{Added: added}, Forwards: status.Forwards{Requests: []status.Requested{r}}}
-	}
-	if err := stillDenied(q, change(rule)); err == nil || !strings.Contains(err.Error(), "deny owner web") {
-		t.Errorf("closed by another rule: %v", err)
-	}
-	for name, v := range map[string]status.ForwardChange{"open": change(open), "of another port": change(other), "added": change(rule, q)} {
-		if err := stillDenied(q, v); err != nil {
-			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

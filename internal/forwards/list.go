@@ -155,10 +155,12 @@ func format(list []Entry) []byte {
 	return b.Bytes()
 }
 
-// Result is what a change did. Both are empty if there was nothing to do.
+// Result is what a change did. It is empty if there was nothing to do.
 type Result struct {
 	Removed []Request `json:"removed"`
 	Added   []Request `json:"added"`
+	// Closed says, of what was to be allowed and was not added, why it is closed all the same.
+	Closed string `json:"closed,omitempty"`
 }
 
 // edit is a list of requests that is being changed.
@@ -296,10 +298,18 @@ func (e *edit) allow(q Request, now time.Time, permitted permit) error {
 	case !e.has(q, Forward) && !e.has(q, Allow):
 		return e.add(q, now, permitted)
 	default:
-		closed := e.inEffect(func(o Entry) bool { return o.Op == Deny && o.All && (o.Guest == "" || o.Guest == q.Guest) })
-		if closed != "" {
-			return fmt.Errorf("%s is allowed already, and closed with all others until `fairlead allow --all`%s", q.target(), closed)
+		if closed := e.closedWithAll(q); closed != "" {
+			return fmt.Errorf("%s is allowed already, and %s", q.target(), closed)
 		}
 	}
 	return nil
+}
+
+// closedWithAll says which requests close all ports, "" if none does.
+func (e *edit) closedWithAll(q Request) string {
+	names := e.inEffect(func(o Entry) bool { return o.Op == Deny && o.All && (o.Guest == "" || o.Guest == q.Guest) })
+	if names == "" {
+		return ""
+	}
+	return "closed with all others until `fairlead allow --all`" + names
 }

@@ -198,6 +198,9 @@ func (s *Store) Do(q Request) (Result, error) {
 	if err := e.do(q, now, permitted); err != nil {
 		return Result{}, err
 	}
+	if q.Op == Allow && len(e.Added) == 0 {
+		e.Closed = e.closedWithAll(q)
+	}
 	if len(e.Removed)+len(e.Added) == 0 {
 		return e.Result, nil
 	}

@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net"
@@ -98,7 +99,24 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		change.Open, change.Always = openTo(ports, q.Match(), localAddresses())
 		change.Until = exposedUntil(ports, q.Match())
 	}
+	if q.Op == forwards.Allow && len(result.Added) == 0 {
+		change.Closed = cmp.Or(change.Closed, denial(s.o.Provider.List().Publications, q.Match()))
+	}
 	_ = json.NewEncoder(w).Encode(change)
+}
+
+// denial says by which rule the ports that are selected are denied, "" if they are not.
+func denial(ports []Publication, m rules.Match) (why string) {
+	if len(m.Ports) == 0 {
+		return ""
+	}
+	for _, p := range namedBy(&m, ports) {
+		if p.State != port.Denied || !p.Code.NamesRule() {
+			return ""
+		}
+		why = cmp.Or(why, p.Reason+p.inGuest())
+	}
+	return why
 }
 
 // forwards returns the requests, with the state of the ports that they name.

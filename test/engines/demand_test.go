@@ -37,9 +37,9 @@ func (p *peers) rule(name string, s port.State, reason string) {
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(f.Rules, func(r status.ForwardRule) bool { return r.Name == name })
-		if i < 0 || f.Rules[i].State != s.String() || !strings.Contains(f.Rules[i].Reason, reason) {
-			return fmt.Errorf("rules %+v: want %q %s with reason %q", f.Rules, name, s, reason)
+		i := slices.IndexFunc(f.Requests, func(r status.Requested) bool { return r.Request.String() == name })
+		if i < 0 || f.Requests[i].State != s.String() || !strings.Contains(f.Requests[i].Reason, reason) {
+			return fmt.Errorf("requests %+v: want %q %s with reason %q", f.Requests, name, s, reason)
 		}
 		return nil
 	})
