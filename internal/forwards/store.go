@@ -82,12 +82,15 @@ func (s *Store) expire(now time.Time) (next time.Time) {
 	return next
 }
 
-// removeEnded removes requests that have ended from the file, unless somebody else changed that.
-// They have no effect if it fails. s.mu is held.
+// removeEnded removes requests that have ended from the file. They have no effect if that fails. A
+// file that somebody else changed is read again by the configuration's reload. s.mu is held.
 func (s *Store) removeEnded(now time.Time) {
 	left := s.inEffect(now)
 	list, before, err := s.read()
-	if err == nil && slices.Equal(list, s.entries) {
+	if err == nil && !slices.Equal(list, s.entries) {
+		return
+	}
+	if err == nil {
 		err = s.replace(before, left)
 	}
 	ended := slices.DeleteFunc(slices.Clone(s.entries), func(e Entry) bool { return slices.Contains(left, e) })
