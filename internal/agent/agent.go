@@ -524,7 +524,6 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 	a.reloadPolicy() // which is not read with the rest
 	if err != nil {
 		a.log.Error("configuration refused; keeping the previous one", "err", err)
-		a.forwards.Refuse(err)
 		return
 	}
 	a.forwards.Reload(cfg.Rules)

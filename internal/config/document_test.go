@@ -127,7 +127,7 @@ type rows []setting
 
 func documented(fields []field) (all rows) {
 	for _, f := range fields {
-		all = append(all, setting{f.key, f.flag, defaultOf(f), strings.ReplaceAll(f.usage, "|", `\|`)})
+		all = append(all, setting{f.Key, f.flag, defaultOf(f), strings.ReplaceAll(f.usage, "|", `\|`)})
 	}
 	return all
 }
@@ -174,7 +174,7 @@ func tableOf(r rows) string {
 
 // defaultOf returns a setting's default as code, if it has one.
 func defaultOf(f field) string {
-	def := strings.Join(f.get(), ", ")
+	def := strings.Join(f.Texts(), ", ")
 	if def == "" {
 		return ""
 	}

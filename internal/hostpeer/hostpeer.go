@@ -425,7 +425,6 @@ func (d *Daemon) waiting(next *config.Host) []string {
 func (d *Daemon) reload(cfg config.Host, err error) {
 	if err != nil {
 		d.log.Error("configuration refused; keeping the previous one", "err", err)
-		d.forwards.Refuse(err)
 		return
 	}
 	d.forwards.Reload(cfg.Rules)

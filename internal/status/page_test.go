@@ -233,7 +233,7 @@ func TestForgedChangesAreRefused(t *testing.T) {
 	}
 	// Not by a link or an image either, and a GET carries nothing out.
 	resp, body := request(t, c, http.MethodGet, s.base()+"/v1/forwards?op=deny&protocol=tcp&port=8080", func(r *http.Request) { r.Header.Set("Authorization", base["Authorization"]) })
-	if resp.StatusCode != http.StatusOK || !strings.Contains(body, `"rules":[]`) {
+	if resp.StatusCode != http.StatusOK || !strings.Contains(body, `"requests":[]`) {
 		t.Errorf("GET: %d %s", resp.StatusCode, body)
 	}
 	resp, body = request(t, c, http.MethodPost, s.base()+"/v1/forwards", func(r *http.Request) {
@@ -242,7 +242,7 @@ func TestForgedChangesAreRefused(t *testing.T) {
 		}
 		r.Body = io.NopCloser(strings.NewReader(denying))
 	})
-	if resp.StatusCode != http.StatusOK || !strings.Contains(body, `"added":["deny 8080/tcp"]`) || !strings.Contains(body, `"undo":{"op":"allow","protocol":"tcp","port":8080}`) {
+	if resp.StatusCode != http.StatusOK || !strings.Contains(body, `"added":[{"op":"deny","protocol":"tcp","port":8080}]`) || !strings.Contains(body, `"undo":{"op":"allow","protocol":"tcp","port":8080}`) {
 		t.Errorf("the page itself: %d %s", resp.StatusCode, body)
 	}
 }
@@ -311,7 +311,7 @@ func TestPageIsToldWhatItMayChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := rules()
-	if len(first.Rules) != 0 || len(second.Rules) != 1 || second.Rules[0].Name != "deny all" || *second.Rules[0].Undo != (forwards.Request{Op: forwards.Allow, All: true}) {
+	if len(first.Requests) != 0 || len(second.Requests) != 1 || second.Requests[0].Request.String() != "deny all" || second.Requests[0].Undo != (forwards.Request{Op: forwards.Allow, All: true}) {
 		t.Errorf("rules %+v, then %+v", first, second)
 	}
 	if second.Generation <= first.Generation || second.Generation != change.Generation {
@@ -441,7 +441,7 @@ func TestEventStream(t *testing.T) {
 		}
 		seen[event] = data
 	}
-	if !strings.Contains(seen["hello"], `"role":"agent","name":"guest"`) || !strings.Contains(seen["sources"], `"socket"`) || !strings.Contains(seen["vitals"], `"tcp":3`) || seen["peers"] == "" || !strings.Contains(seen["forwards"], `"rules":[]`) {
+	if !strings.Contains(seen["hello"], `"role":"agent","name":"guest"`) || !strings.Contains(seen["sources"], `"socket"`) || !strings.Contains(seen["vitals"], `"tcp":3`) || seen["peers"] == "" || !strings.Contains(seen["forwards"], `"requests":[]`) {
 		t.Errorf("began with %v", seen)
 	}
 	rowsNext := func() (got rows) {
@@ -543,7 +543,7 @@ func TestRelay(t *testing.T) {
 		r2.Header.Set("Sec-Fetch-Site", "same-origin")
 		r2.Body = io.NopCloser(strings.NewReader(denying))
 	}
-	if resp, body := request(t, c, http.MethodPost, r.base()+"/v1/forwards", deny); resp.StatusCode != http.StatusOK || !strings.Contains(body, "deny 8080/tcp") {
+	if resp, body := request(t, c, http.MethodPost, r.base()+"/v1/forwards", deny); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"op":"deny"`) {
 		t.Errorf("change: %d %s", resp.StatusCode, body)
 	}
 	foreign := func(r2 *http.Request) { deny(r2); r2.Header.Set("Sec-Fetch-Site", "cross-site") }

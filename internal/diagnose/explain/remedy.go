@@ -50,11 +50,11 @@ func (f *Facts) advise(p *Publication, r port.Reason, o Outcome) string {
 // change is how to change what a rule denies.
 func (f *Facts) change(p *Publication, rule port.RuleRef) string {
 	switch {
-	case rule.Kind == port.RuleRuntime && rule.OnHost && !f.Host:
+	case rule.Kind.Runtime() && rule.OnHost && !f.Host:
 		return undoRuntime(" on the host")
-	case rule.Kind == port.RuleRuntime && !rule.OnHost:
+	case rule.Kind.Runtime() && !rule.OnHost:
 		return undoRuntime(f.inGuest())
-	case rule.Kind == port.RuleRuntime:
+	case rule.Kind.Runtime():
 		return undoRuntime("")
 	case rule.Kind == port.RuleLabel:
 		return "change the label, or " + f.allowPort(p)
@@ -88,7 +88,7 @@ func (f *Facts) relocate(p *Publication, o Outcome) string {
 
 // forwardFor returns a forward of p, without what it says of the host.
 func (f *Facts) forwardFor(p *Publication) forwards.Request {
-	t := forwards.Request{Op: forwards.Add}
+	t := forwards.Request{Op: forwards.Forward}
 	if f.Host && len(f.Sources) > 1 {
 		t.Guest = p.Guest
 	}
