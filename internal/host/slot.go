@@ -473,19 +473,24 @@ func (s *slot) open(ctx context.Context) {
 	s.show()
 }
 
-// number returns the port number that is tried: of any free port that of the other family, so
-// that both families of a port have one number, 0 if it has none yet.
+// number returns the port number that is tried: of any free port one that the other family of
+// the port has, so that both have one number, or 0.
 func (s *slot) number() uint16 {
-	c := s.winner.Load()
 	if s.addr.Port() != 0 {
 		return s.addr.Port()
 	}
-	o, i := c.pub.otherFamily(), slices.Index(c.pub.claims, c)
-	if o == nil || i < 0 || i >= len(o.claims) {
-		return 0
+	p := s.winner.Load().pub
+	open := slices.Clone(p.claims)
+	if o := p.otherFamily(); o != nil {
+		open = append(open, o.claims...)
 	}
-	if other := o.claims[i].slot; other != nil && other.listener != nil {
-		return other.bound.Port()
+	open = slices.DeleteFunc(open, func(c *claim) bool { return c.slot == nil || c.slot.listener == nil })
+	for _, c := range open {
+		n := c.slot.bound.Port()
+		here := func(o *claim) bool { return o.slot.bound.Port() == n && o.addr.Addr().Is4() == s.addr.Addr().Is4() }
+		if !slices.ContainsFunc(open, here) {
+			return n
+		}
 	}
 	return 0
 }

@@ -180,7 +180,7 @@ func (s session) mapped(p port.Publication) bool {
 		return false
 	}
 	half := s.driver.Publication(k)
-	return len(half.Dial) > 0 && direct(half, netip.Addr{}) && half.Owner.Same(p.Owner) &&
+	return s.driver.Wanted(k) && direct(half, netip.Addr{}) && half.Owner.Same(p.Owner) &&
 		slices.ContainsFunc(half.Origins, func(o port.OriginInfo) bool { return o.Mapped && o.Withheld.IsZero() })
 }
 
