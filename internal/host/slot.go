@@ -364,8 +364,8 @@ func (g *group) give(ctx context.Context, h *Host, ip netip.Addr, c *claim, othe
 type slot struct {
 	h        *Host
 	protocol port.Protocol
+	tried    uint16 // the number that was tried last: of any free port 0, or that of the other family
 	addr     netip.AddrPort
-	at       netip.AddrPort        // that was tried last: of any free port maybe with a number
 	winner   atomic.Pointer[claim] // never nil once open
 	shared   []*claim              // others that the winner serves
 
@@ -391,7 +391,7 @@ type trouble struct {
 }
 
 func (h *Host) newSlot(protocol port.Protocol, addr netip.AddrPort) *slot {
-	s := &slot{h: h, protocol: protocol, addr: addr, at: addr, state: port.Pending}
+	s := &slot{h: h, protocol: protocol, addr: addr, tried: addr.Port(), state: port.Pending}
 	if addr.Port() == 0 {
 		h.anyPort[s] = struct{}{}
 	}
@@ -411,8 +411,8 @@ func (s *slot) open(ctx context.Context) {
 	if s.closed || s.listener != nil {
 		return
 	}
-	s.at = netip.AddrPortFrom(s.addr.Addr(), s.number())
-	if held, ok := s.h.heldFor(s.protocol, s.at); ok { // as long as this program runs
+	s.tried = s.number()
+	if held, ok := s.h.heldFor(s.protocol, s.at()); ok { // as long as this program runs
 		s.failed = true
 		s.state, s.reason = port.Conflict, claims.Held(held.At, held.By)
 		s.show()
@@ -446,7 +446,7 @@ func (s *slot) open(ctx context.Context) {
 		}
 		s.state, s.reason = t.whyState, t.why
 		if t.why.IsZero() {
-			s.state, s.reason = port.Conflict, port.Because(port.InUse, s.at.String())
+			s.state, s.reason = port.Conflict, port.Because(port.InUse, s.at().String())
 		}
 		s.findHolder()
 	case forbidden:
@@ -459,8 +459,8 @@ func (s *slot) open(ctx context.Context) {
 		if len(s.h.opt.Guests) > 1 {
 			guest = c.guest.name
 		}
-		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, guest, s.at.Port())
-		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.at.String(), forbiddenHint(s.at, run))))
+		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, guest, s.at().Port())
+		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.at().String(), forbiddenHint(s.at(), run))))
 		if forbiddenHasHolder {
 			s.findHolder()
 		}
@@ -472,6 +472,9 @@ func (s *slot) open(ctx context.Context) {
 	s.retryIn(limit)
 	s.show()
 }
+
+// at returns the address that was tried last.
+func (s *slot) at() netip.AddrPort { return netip.AddrPortFrom(s.addr.Addr(), s.tried) }
 
 // number returns the port number that is tried: of any free port one that the other family of
 // the port has, so that both have one number, or 0.
@@ -531,31 +534,31 @@ func (s *slot) network() string {
 }
 
 func (s *slot) listen(ctx context.Context) error {
-	if v, ok := s.h.opt.Holders.(Vetter); ok && s.at.Port() != 0 && v.Taken(ctx, Socket{s.protocol, s.at}) {
+	if v, ok := s.h.opt.Holders.(Vetter); ok && s.at().Port() != 0 && v.Taken(ctx, Socket{s.protocol, s.at()}) {
 		return errTaken
 	}
 	if s.protocol == port.UDP {
-		pc, err := s.h.opt.Network.ListenPacket(ctx, s.network(), s.at.String())
+		pc, err := s.h.opt.Network.ListenPacket(ctx, s.network(), s.at().String())
 		if err != nil {
 			return err
 		}
 		p := newUDPPort(s, pc)
-		s.listener, s.udp, s.bound = p, p, addrOf(pc.LocalAddr(), s.at)
+		s.listener, s.udp, s.bound = p, p, addrOf(pc.LocalAddr(), s.at())
 		s.h.wg.Go(func() { p.run(ctx) })
 		return nil
 	}
-	ln, err := s.h.opt.Network.Listen(ctx, s.network(), s.at.String())
+	ln, err := s.h.opt.Network.Listen(ctx, s.network(), s.at().String())
 	if err != nil {
 		return err
 	}
-	s.listener, s.bound = s.accept(ctx, ln), addrOf(ln.Addr(), s.at)
+	s.listener, s.bound = s.accept(ctx, ln), addrOf(ln.Addr(), s.at())
 	return nil
 }
 
 // show reports the slot's state for its winner, and for the claims that the winner
 // serves as well at the addresses that they ask for.
 func (s *slot) show() {
-	addr := s.at
+	addr := s.at()
 	if s.listener != nil {
 		addr = s.bound
 	}
@@ -606,7 +609,7 @@ func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
 // be one of any free port that was given the port that s wants.
 func (h *Host) heldByUs(s *slot) *slot {
 	for o := range h.anyPort {
-		if o != s && o.listener != nil && o.protocol == s.protocol && claims.Overlap(o.bound, s.at) {
+		if o != s && o.listener != nil && o.protocol == s.protocol && claims.Overlap(o.bound, s.at()) {
 			return o
 		}
 	}

@@ -4,6 +4,8 @@ package status
 
 import (
 	"net/netip"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +39,49 @@ func TestTableFitsWidth(t *testing.T) {
 			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 				t.Errorf("%d columns: %s", n, line)
 			}
+		}
+	}
+}
+
+// Both wildcards of one owner are one line, with the better state and the whole age.
+func TestTableJoinsFamilies(t *testing.T) {
+	web := func(addr string, state port.State, change ...func(*Publication)) Publication {
+		p := row(80, state, "web")
+		p.Address, p.HostAddresses = netip.MustParseAddr(addr), []netip.AddrPort{}
+		if state == port.Active {
+			p.HostAddresses = append(p.HostAddresses, netip.AddrPortFrom(port.Loopback(p.Address), 80))
+		}
+		for _, c := range change {
+			c(&p)
+		}
+		return p
+	}
+	other := func(p *Publication) { p.Owner.ID = "812" }
+	old := func(p *Publication) { p.Since = noon.Add(-time.Hour) }
+	guest := func(p *Publication) { p.Guest = "vm" }
+	for name, c := range map[string]struct {
+		rows []Publication
+		want []string
+	}{
+		"both":                   {[]Publication{web("0.0.0.0", port.Active), web("::", port.Active, old)}, []string{"80/tcp  *  active  127.0.0.1:80 +1  web (811)  60m"}},
+		"a conflict in one":      {[]Publication{web("0.0.0.0", port.Conflict), web("::", port.Active)}, []string{"80/tcp  *  active  [::1]:80  web (811)  3m"}},
+		"one is denied":          {[]Publication{web("0.0.0.0", port.Denied), web("::", port.Active)}, []string{"80/tcp  0.0.0.0  denied  -  web (811)  3m", "80/tcp  ::  active  [::1]:80  web (811)  3m"}},
+		"both are denied":        {[]Publication{web("0.0.0.0", port.Denied), web("::", port.Denied)}, []string{"80/tcp  *  denied  -  web (811)  3m"}},
+		"two owners":             {[]Publication{web("0.0.0.0", port.Active), web("::", port.Active, other)}, []string{"80/tcp  0.0.0.0  active  127.0.0.1:80  web (811)  3m", "80/tcp  ::  active  [::1]:80  web (812)  3m"}},
+		"of localhost":           {[]Publication{web("127.0.0.1", port.Active), web("::1", port.Active)}, []string{"80/tcp  127.0.0.1  active  127.0.0.1:80  web (811)  3m", "80/tcp  ::1  active  [::1]:80  web (811)  3m"}},
+		"of two guests":          {[]Publication{web("0.0.0.0", port.Active), web("::", port.Active, guest)}, []string{"80/tcp  0.0.0.0  active  127.0.0.1:80  web (811)  3m", "80/tcp  ::  active  [::1]:80  web (811)  3m  vm"}},
+		"with others in between": {[]Publication{web("0.0.0.0", port.Active), web("10.0.0.1", port.Active), web("::", port.Active)}, []string{"80/tcp  *  active  127.0.0.1:80 +1  web (811)  3m", "80/tcp  10.0.0.1  active  127.0.0.1:80  web (811)  3m"}},
+	} {
+		var b strings.Builder
+		if err := WriteTable(&b, List{Publications: c.rows}, Style{Now: noon, Bare: true}); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for line := range strings.Lines(b.String()) {
+			got = append(got, strings.Join(regexp.MustCompile("  +").Split(strings.TrimSpace(line), -1), "  "))
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 }
