@@ -49,6 +49,7 @@ func fakeNetwork() network {
 		lo: parsed("127.0.0.1", "::1", "10.5.5.5"), eth0: parsed("fe80::1", "10.0.0.1", "10.0.0.9", "fd00::1"), bare: parsed("fe80::2"),
 	}
 	return network{
+		only4:     func() bool { return false },
 		name:      func(device uint32) string { return map[uint32]string{lo: "lo", eth0: "eth0", bare: "eth1"}[device] },
 		addresses: func(device uint32) []netip.Addr { return addresses[device] },
 		kind: func(a netip.Addr) netwatch.Kind {
@@ -163,6 +164,32 @@ func TestAddressesThatChangeMoveSockets(t *testing.T) {
 	if !slices.Equal(f.last, want) {
 		t.Errorf("fed %q, want %q", f.last, want)
 	}
+}
+
+// A server at :: has no client over IPv6 where no interface has an address of it: its IPv4 half
+// is as everywhere, and the other is fed when an address comes.
+func TestWithoutIPv6OnlyIPv4IsServed(t *testing.T) {
+	h, _ := newMachine(t, "0::/\n").handler(0)
+	only4, followed := true, false
+	h.network.only4, h.follow = func() bool { return only4 }, func() { followed = true }
+	f := new(lastFed)
+	h.feed = f
+	h.Replace(nil)
+	s := observer.Socket{Cookie: 1, Protocol: port.TCP, Address: netip.IPv6Unspecified(), Port: 80, Listening: true}
+	want := func(texts ...string) {
+		t.Helper()
+		if !slices.Equal(f.last, texts) {
+			t.Errorf("fed %q, want %q", f.last, texts)
+		}
+	}
+	h.Apply([]observer.Event{{Socket: s}})
+	want("80 [] bound to an address that no interface has", "80 [127.0.0.1:80] ")
+	if !followed {
+		t.Error("nothing follows the network")
+	}
+	only4 = false
+	h.recheck()
+	want("80 [[::1]:80] ", "80 [127.0.0.1:80] ")
 }
 
 // lastFed is a feed that keeps what was last put.

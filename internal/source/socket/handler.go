@@ -65,6 +65,7 @@ func (h *handler) Replace(sockets []observer.Socket) {
 	h.bound = make(map[uint64][]port.Binding) // they are in the set
 	h.placed, h.peak = make(map[uint64]placed), compact.Peak{}
 	h.mapped, h.most = make(map[uint64]struct{}), compact.Peak{}
+	h.network.is4 = h.network.only4()
 	h.processes.beginBatch()
 	c := port.Change{Put: make([]port.Binding, 0, len(sockets))}
 	keep := make(map[uint64]struct{}, len(sockets))
@@ -130,7 +131,7 @@ func (h *handler) put(c *port.Change, s *observer.Socket) {
 	} else {
 		h.unmap(c, s.Cookie)
 	}
-	if !s.Listening || !depends(s) {
+	if !s.Listening || !h.network.depends(s) {
 		h.unplace(s.Cookie)
 		return
 	}
@@ -180,6 +181,7 @@ func (h *handler) recheck() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var c port.Change
+	h.network.is4 = h.network.only4()
 	h.processes.beginBatch()
 	for _, old := range h.placed {
 		s := old.socket

@@ -20,10 +20,22 @@ type network struct {
 	name      func(device uint32) string
 	addresses func(device uint32) []netip.Addr // of an interface, without zones
 	kind      func(netip.Addr) netwatch.Kind   // of an address that is not of the loopback
+	only4     func() bool                      // no interface has an address of IPv6
+
+	is4 bool // what only4 returned last: a server at :: has no client over IPv6
 }
 
 func ownNetwork() network {
-	return network{name: interfaceName, addresses: interfaceAddresses, kind: addressKind}
+	return network{name: interfaceName, addresses: interfaceAddresses, kind: addressKind, only4: onlyIPv4}
+}
+
+// onlyIPv4 is false where the kernel cannot be asked.
+func onlyIPv4() bool {
+	list, err := net.InterfaceAddrs()
+	return err == nil && !slices.ContainsFunc(list, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && p.Addr().Is6()
+	})
 }
 
 // interfaceName returns the name, or else the number, which is a zone as well.
@@ -59,8 +71,8 @@ func addressKind(addr netip.Addr) netwatch.Kind {
 
 // depends reports whether it depends on interfaces and addresses where a socket is
 // reached.
-func depends(s *observer.Socket) bool {
-	return s.Device != 0 || !s.Address.IsUnspecified() && !s.Address.IsLoopback() && !s.Address.IsMulticast()
+func (n *network) depends(s *observer.Socket) bool {
+	return s.Device != 0 || n.is4 && s.Address == netip.IPv6Unspecified() || !s.Address.IsUnspecified() && !s.Address.IsLoopback() && !s.Address.IsMulticast()
 }
 
 // reach returns where the guest itself reaches a socket at an address of its own, best first, or
@@ -71,7 +83,9 @@ func (n *network) reach(s *observer.Socket, addr netip.Addr) (dial []netip.AddrP
 		return nil, port.Because(port.MulticastAddress)
 	case s.Device != 0:
 		return n.onDevice(s, addr)
-	case depends(s):
+	case n.is4 && addr == netip.IPv6Unspecified():
+		return nil, port.Because(port.AddressNowhere)
+	case n.depends(s) && !addr.IsUnspecified():
 		switch n.kind(addr) {
 		case netwatch.Broadcast:
 			return nil, port.Because(port.BroadcastAddress)
