@@ -112,7 +112,9 @@ func document() string {
 
 // writeRules writes the keys of a rule and of its match, as the schema describes them.
 func writeRules(b *strings.Builder) {
-	b.WriteString("\n## Rules\n\nThe first rule that matches decides; the [README](../README.md#rules) says what holds without one.\n\n" +
+	b.WriteString("\n## Rules\n\nThe first rule that matches decides; the [README](../README.md#rules) says what holds without one. " +
+		"A server of both families\nis matched at `0.0.0.0` and at `::`, each by itself: a denial of `0.0.0.0` leaves it open at `[::]`. `wildcard` is both. `config check`\n" +
+		"says where a rule denies one alone.\n\n" +
 		"| key | values | meaning |\n|---|---|---|\n")
 	rule := ruleSchema()["properties"].(object)
 	match := rule["match"].(object)["properties"].(object)
