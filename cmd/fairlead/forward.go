@@ -134,24 +134,10 @@ func change(c *cobra.Command, control string, q forwards.Request, at string) err
 	if err != nil {
 		return err
 	}
-	if err := stillDenied(q, v); err != nil {
-		return err
+	if v.Closed != "" && len(v.Added)+len(v.Removed) == 0 {
+		return fmt.Errorf("nothing to change: %s", status.Quote(v.Closed))
 	}
 	return writeChange(c.OutOrStdout(), v)
-}
-
-// stillDenied returns which rule keeps a port closed that was to be allowed, and is allowed already.
-func stillDenied(q forwards.Request, v status.ForwardChange) error {
-	if q.Op != forwards.Allow || len(v.Added)+len(v.Removed) > 0 {
-		return nil
-	}
-	q.Op = forwards.Remove
-	for _, r := range v.Rules {
-		if r.Undo != nil && *r.Undo == q && r.State == port.Denied.String() {
-			return fmt.Errorf("nothing to change by %s: %s", status.Quote(r.Name), status.Quote(r.Reason))
-		}
-	}
-	return nil
 }
 
 // selectPort has a request select what an argument names, "8080", "53/udp", "18080:8080" or
@@ -235,6 +221,9 @@ func writeChange(w io.Writer, v status.ForwardChange) error {
 	}
 	if len(lines) == 0 {
 		lines = append(lines, "Nothing to change.")
+	}
+	if v.Closed != "" {
+		lines = append(lines, "Still closed: "+status.Quote(v.Closed))
 	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err

@@ -29,33 +29,13 @@ func TestWriteChange(t *testing.T) {
 		}
 	}
 	for want, v := range map[string]status.ForwardChange{
-		"Nothing to change.\n":     {},
-		"Removed: deny 8080/tcp\n": {Result: forwards.Result{Removed: []string{"deny 8080/tcp"}}},
+		"Nothing to change.\n":                                     {},
+		"Removed: deny 8080/tcp\n":                                 {Result: forwards.Result{Removed: []string{"deny 8080/tcp"}}},
+		"Removed: deny 8080/tcp\nStill closed: denied by rule 1\n": {Result: forwards.Result{Removed: []string{"deny 8080/tcp"}, Closed: "denied by rule 1"}},
 	} {
 		var out strings.Builder
 		if err := writeChange(&out, v); err != nil || out.String() != want {
 			t.Errorf("%q, %v; want %q", out.String(), err, want)
-		}
-	}
-}
-
-// A port that is allowed already, and that another rule closes, is not said to need no change.
-func TestStillDenied(t *testing.T) {
-	q := forwards.Request{Op: forwards.Allow, Protocol: port.TCP, Port: 8080}
-	undo := q
-	undo.Op = forwards.Remove
-	rule := status.ForwardRule{Name: "allow 8080/tcp", Action: "allow", State: "denied", Reason: "denied by runtime rule 1 (deny owner web)", Undo: &undo}
-	open, other := rule, rule
-	open.State, other.Undo = "active", &forwards.Request{Op: forwards.Remove, Protocol: port.UDP, Port: 8080}
-	change := func(r status.ForwardRule, added ...string) status.ForwardChange {
-		return status.ForwardChange{Result: forwards.Result{Added: added}, Forwards: status.Forwards{Rules: []status.ForwardRule{r}}}
-	}
-	if err := stillDenied(q, change(rule)); err == nil || !strings.Contains(err.Error(), "deny owner web") {
-		t.Errorf("closed by another rule: %v", err)
-	}
-	for name, v := range map[string]status.ForwardChange{"open": change(open), "of another port": change(other), "added": change(rule, rule.Name)} {
-		if err := stillDenied(q, v); err != nil {
-			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -226,6 +226,15 @@ func (q Request) closedBy(r rules.Rule) bool {
 	return denies(r) && reflect.DeepEqual(r.Match, rules.Match{}) && (guest == "" || guest == q.Guest)
 }
 
+// closedWithAll says which rules close all ports, "" if none does.
+func (q Request) closedWithAll(d document) string {
+	rules := d.inEffect(q.closedBy)
+	if rules == "" {
+		return ""
+	}
+	return "closed with all others until `fairlead allow --all`" + rules
+}
+
 // change does what the request says to the file. It returns the names of the rules that it
 // removed and added.
 func (q Request) change(d document, now time.Time, permitted permit) (next document, removed, added []string, err error) {
@@ -273,8 +282,8 @@ func (q Request) change(d document, now time.Time, permitted permit) (next docum
 		case !has(kindForward) && !has(kindAllow):
 			add(kindAllow)
 		case err == nil:
-			if closed := d.inEffect(q.closedBy); closed != "" {
-				err = fmt.Errorf("%s is allowed already, and closed with all others until `fairlead allow --all`%s", q.target(), closed)
+			if closed := q.closedWithAll(d); closed != "" {
+				err = fmt.Errorf("%s is allowed already, and %s", q.target(), closed)
 			}
 		}
 	case Expose:

@@ -204,6 +204,10 @@ func TestRefusedRequests(t *testing.T) {
 	f.do(Request{Op: Deny, All: true})
 	f.refuse(Request{Op: Allow, Owner: "web"}, `in effect: "deny all"`)
 	f.refuse(tcp(Allow, 8080), "`fairlead allow --all`; in effect: \"deny all\"")
+	f.do(tcp(Deny, 8080))
+	if r := f.do(tcp(Allow, 8080)); len(r.Removed) != 1 || !strings.Contains(r.Closed, "`fairlead allow --all`; in effect: \"deny all\"") {
+		f.t.Errorf("what keeps an allowed port closed is not said: %+v", r)
+	}
 	f.do(Request{Op: Add, Protocol: port.UDP, Port: 8080}) // another protocol
 	f.path = ""
 	f.refuse(tcp(Deny, 1), "forwardsFile")

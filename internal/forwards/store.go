@@ -233,10 +233,12 @@ func (s *Store) Entries() (list []Entry, err error) {
 	return list, nil
 }
 
-// Result is what a change did. Both are empty if there was nothing to do.
+// Result is what a change did. It is empty if there was nothing to do.
 type Result struct {
 	Removed []string `json:"removed"` // names of rules
 	Added   []string `json:"added"`
+	// Closed says, of what was to be allowed and was not added, why it is closed all the same.
+	Closed string `json:"closed,omitempty"`
 }
 
 // ErrChanging is in the error about a file that somebody else writes to.
@@ -300,6 +302,9 @@ func (s *Store) try(q Request) (_ Result, again bool, err error) {
 		return Result{}, false, err
 	}
 	r := Result{Removed: append([]string{}, removed...), Added: append([]string{}, added...)}
+	if q.Op == Allow && len(added) == 0 {
+		r.Closed = q.closedWithAll(next)
+	}
 	set, err := s.base.WithRuntime(s.inEffect(next.rules, now))
 	if err != nil || len(removed)+len(added) == 0 {
 		return r, false, err

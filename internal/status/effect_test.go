@@ -4,11 +4,15 @@ package status
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,6 +101,38 @@ func TestShownNamesSelectGuests(t *testing.T) {
 	for text, want := range map[string]bool{"guest=vm": true, "guest=vsock": true, "vm": true, "guest=build": false} {
 		if f, err := ParseFilter([]string{text}); err != nil || f.Match(h.ports[0]) != want {
 			t.Errorf("--filter %s: %v, want %v", text, !want, want)
+		}
+	}
+}
+
+// A port that a rule still denies after a request to allow it is said to be closed.
+func TestAllowedPortThatIsStillDenied(t *testing.T) { synctest.Test(t, allowedPortThatIsStillDenied) }
+
+func allowedPortThatIsStillDenied(t *testing.T) {
+	denied := open(8080, 8080)
+	denied.State, denied.HostAddresses = port.Denied, nil
+	rule := port.RuleRef{Kind: port.RuleRuntime, OnHost: true, Number: 2, Name: "deny owner web"}
+	denied.Because(rule.Because(port.DeniedByRule))
+	inGuest := denied
+	inGuest.Unpublished = true
+	withheld := denied
+	withheld.Because(port.Because(port.Unlistened))
+	for want, ports := range map[string][]Publication{
+		"denied by host runtime rule 2 (deny owner web)":             {denied},
+		"denied by host runtime rule 2 (deny owner web) in guest vm": {inGuest},
+		"": {denied, open(8080, 8080), withheld},
+	} {
+		h := newHostOf(t, ports...)
+		if _, _, err := h.do(t, request8080(forwards.Deny, 8080, "")); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 { // undo the denial, allow the port, and then there is nothing to change
+			w := httptest.NewRecorder()
+			h.changeForwards(w, httptest.NewRequest(http.MethodPost, "/v1/forwards", strings.NewReader(`{"op":"allow","protocol":"tcp","port":8080}`)))
+			var v ForwardChange
+			if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || len(v.Added) == 0 && v.Closed != want || len(v.Added) > 0 && v.Closed != "" {
+				t.Errorf("%s: closed %q, want %q", w.Body, v.Closed, want)
+			}
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net"
@@ -114,7 +115,24 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 		change.Open, change.Always = openTo(ports, match, localAddresses())
 		change.Until = exposedUntil(ports, match)
 	}
+	if q.Op == forwards.Allow && len(result.Added) == 0 {
+		change.Closed = cmp.Or(change.Closed, denial(s.o.Provider.List().Publications, matchOf(q)))
+	}
 	_ = json.NewEncoder(w).Encode(change)
+}
+
+// denial says by which rule the port that a rule names is denied, "" if it is not.
+func denial(ports []Publication, m rules.Match) (why string) {
+	if len(m.Ports) == 0 {
+		return ""
+	}
+	for _, p := range namedBy(&m, ports) {
+		if p.State != port.Denied || !p.Code.NamesRule() {
+			return ""
+		}
+		why = cmp.Or(why, p.Reason+p.inGuest())
+	}
+	return why
 }
 
 // matchOf returns what a request about a port selects.

@@ -15,12 +15,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
@@ -474,34 +472,6 @@ func TestEventStream(t *testing.T) {
 	if got := rowsNext(); got.Reset || got.More || len(got.Removed) != 1 || got.Removed[0].Port != 7 || got.Generation != 2 {
 		t.Errorf("change: %+v", got)
 	}
-}
-
-func TestEndOfARequestIsTold(t *testing.T) {
-	told := schedule.NewSignal()
-	server := NewServer(Options{Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler), Served: told})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	run(t, func(ctx context.Context) { _ = server.Serve(ctx, l, false) })
-	for range 3 {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String()+"/healthz", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = io.Copy(io.Discard, resp.Body)
-		_ = resp.Body.Close()
-		select {
-		case <-told:
-		case <-time.After(time.Minute):
-			t.Fatal("nobody was told")
-		}
-	}
-	http.DefaultClient.CloseIdleConnections()
 }
 
 func TestEventStreamsAreBounded(t *testing.T) {

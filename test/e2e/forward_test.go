@@ -95,7 +95,7 @@ func TestForwardsAtRunTime(t *testing.T) {
 		return nil
 	})
 	run(r.hostCtl, "deny", "--all")
-	says("Removed: deny 8080/tcp", r.hostCtl, "allow", "8080")
+	says("Removed: deny 8080/tcp\nStill closed: ", r.hostCtl, "allow", "8080")
 	if _, stderr, code := fairlead(t, "allow", "8080", "--control", r.hostCtl); code != 1 || !strings.Contains(stderr, `in effect: "deny all"`) {
 		t.Errorf("exit %d: %s", code, stderr)
 	}

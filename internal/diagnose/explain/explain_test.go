@@ -207,6 +207,10 @@ var cases = []struct {
 		port.VerdictHostDenied, "denied by host rule 1", "rules of the host peer",
 	},
 	{
+		"listener without UDP", Facts{Query: Query{Port: 8080}, Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Denied, "127.0.0.1:8080", port.Because(port.UDPDisabled)))}},
+		port.VerdictDenied, "hostlink refuses it: UDP is not enabled", "--listener-udp",
+	},
+	{
 		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny all", OnHost: true}.Because(port.DeniedByRule)))}},
 		port.VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host by `fairlead allow`",
 	},

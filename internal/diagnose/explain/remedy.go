@@ -28,8 +28,9 @@ func (f *Facts) allowPort(p *Publication) string {
 	return fmt.Sprintf("run `fairlead allow %s`%s, or %s", p.Slot(), f.inGuest(), rule)
 }
 
-// advise fills the places in what to do about a reason of p: of its decision, or of an outcome.
-func (f *Facts) advise(p *Publication, r port.Reason, o *Outcome) string {
+// advise fills the places in what to do about a reason of p: of an outcome, or of
+// its decision, with the zero Outcome.
+func (f *Facts) advise(p *Publication, r port.Reason, o Outcome) string {
 	var places []string
 	text := r.Advice()
 	for place, with := range map[string]func() string{
@@ -37,7 +38,7 @@ func (f *Facts) advise(p *Publication, r port.Reason, o *Outcome) string {
 		"{allow}":    func() string { return f.allowPort(p) },
 		"{rule}":     func() string { return p.Decision.Rule.String() },
 		"{address}":  func() string { return o.HostAddress.String() },
-		"{relocate}": func() string { return f.relocate(p, *o) },
+		"{relocate}": func() string { return f.relocate(p, o) },
 	} {
 		if strings.Contains(text, place) {
 			places = append(places, place, with())

@@ -4,6 +4,7 @@ package explain
 
 import (
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -66,6 +67,27 @@ func TestRemedies(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", c.Next, tt.want)
 			}
 		})
+	}
+}
+
+// A guest may state any reason of a port that it does not publish.
+func TestAnyReasonOfAnUnpublishedPort(t *testing.T) {
+	file, err := os.ReadFile("../../port/testdata/codes.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(file)) {
+		name, _, _ := strings.Cut(line, ":")
+		code, ok := port.ParseCode(name)
+		if !ok {
+			t.Fatal(name)
+		}
+		f := Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
+			p.Decision = port.Decision{Reason: port.Because(code, "a", "b", "c")}
+		})}}
+		if c := f.chain(&f.Publications[0]); c.Verdict == "" {
+			t.Errorf("%s: %+v", name, c)
+		}
 	}
 }
 

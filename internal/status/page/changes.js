@@ -58,6 +58,7 @@ function said(request, change) {
     lines.push(`Added: ${clean(name)}${r === undefined ? '' : inParentheses(r)}`);
   }
   if (lines.length === 0) lines.push('Nothing to change.');
+  if (change.closed) lines.push(`Still closed: ${clean(change.closed)}`);
   return lines;
 }
 
