@@ -185,8 +185,7 @@ func (i ID) Compare(j ID) int {
 // immutable. Owner and Source come from the guest: text to be quoted.
 type Publication struct {
 	ID
-	DualStack bool
-	Owner     port.Owner
+	Owner port.Owner
 	// OwnerPending reports that the owner may turn out to be another; see wire.Publication.
 	OwnerPending bool
 	Source       string

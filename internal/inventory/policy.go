@@ -245,8 +245,8 @@ func (p Policy) audit(node port.Owner, o *NodeInventory, now time.Time) (Audited
 		return n, nil
 	}
 	wide := slices.DeleteFunc(ports, func(p Port) bool { return !p.Wide() })
-	if len(wide) != o.Status.Ports.Wide {
-		n.Error = fmt.Sprintf("%d ports are open wider than loopback, of which its list has %d", o.Status.Ports.Wide, len(wide))
+	if listed := count(wide).Total; listed != o.Status.Ports.Wide {
+		n.Error = fmt.Sprintf("%d ports are open wider than loopback, of which its list has %d", o.Status.Ports.Wide, listed)
 	}
 	found, _ := p.violations(subject{node: node}, wide)
 	n.Violations = len(found)

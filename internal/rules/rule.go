@@ -116,8 +116,8 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// AddressMatch matches guest addresses. A dual-stack wildcard is matched as ::
-// and as 0.0.0.0.
+// AddressMatch matches guest addresses. What listens at both wildcards is two publications,
+// and 0.0.0.0 matches one of them.
 type AddressMatch struct {
 	wildcard, loopback bool
 	prefix             netip.Prefix

@@ -369,21 +369,11 @@ func (r *rule) decide(ref port.RuleRef, addrs []netip.AddrPort) port.Decision {
 
 // agentAddresses is what the agent asks for unless a rule has more.
 func (s *Set) agentAddresses(p *port.Publication) []netip.AddrPort {
-	n := 1 // no room to spare: the addresses are kept for as long as the port is there
-	if p.DualStack {
-		n = 2
-	}
-	addrs := make([]netip.AddrPort, 0, n)
-	if p.DualStack {
-		addrs = append(addrs, netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p.Port))
-	}
-	addrs = append(addrs, netip.AddrPortFrom(port.Loopback(p.Address), p.Port))
+	at := port.Loopback(p.Address)
 	if port.IsWildcard(p.Address) {
-		for i, a := range addrs {
-			addrs[i] = netip.AddrPortFrom(s.expose.of(a.Addr()), p.Port)
-		}
+		at = s.expose.of(at)
 	}
-	return unique(addrs)
+	return []netip.AddrPort{netip.AddrPortFrom(at, p.Port)}
 }
 
 // hostAddresses is where the host opens p unless a rule has more.
@@ -474,12 +464,7 @@ func InRanges(ranges []PortRange, n uint16) bool {
 }
 
 func (m *Match) hasAddress(p *port.Publication) bool {
-	for _, a := range m.Addresses {
-		if a.contains(p.Address) || p.DualStack && a.contains(netip.IPv4Unspecified()) {
-			return true
-		}
-	}
-	return len(m.Addresses) == 0
+	return len(m.Addresses) == 0 || m.names(p.Address)
 }
 
 func (m *Match) hasSource(p *port.Publication) bool {

@@ -58,7 +58,7 @@ func (p Publication) named(m *rules.Match) bool {
 		return false
 	}
 	about := port.Publication{
-		Key: p.Key(), DualStack: p.DualStack,
+		Key:   p.Key(),
 		Owner: port.Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels},
 	}
 	for _, o := range p.Origins {

@@ -39,7 +39,7 @@ func key(p port.Protocol, addr string, n uint16) port.Key {
 
 func web() Publication {
 	return Publication{
-		Key: key(port.TCP, "0.0.0.0", 8080), DualStack: true,
+		Key:  key(port.TCP, "0.0.0.0", 8080),
 		Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080"), netip.MustParseAddrPort("[::1]:8080")},
 		Owner: port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "c0ffee",
 			Labels: map[string]string{"com.example/role": "front <end>", "z": "ü"}},
@@ -487,7 +487,7 @@ func TestConversion(t *testing.T) {
 		labels[fmt.Sprintf("l%03d", i)] = strings.Repeat("v", 100)
 	}
 	p := port.Publication{
-		Key: key(port.TCP, "::", 80), DualStack: true, Rule: 1<<64 - 1,
+		Key: key(port.TCP, "::", 80), Rule: 1<<64 - 1,
 		Owner:    port.Owner{Kind: port.OwnerService, Name: long + "x", ID: strings.Repeat("\xff", MaxName), Namespace: long, Labels: labels},
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: "nat"}}, {Origin: port.Origin{Source: "socket"}}},
 		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.MustParseAddrPort("[::ffff:127.0.0.1]:80")}},
@@ -496,7 +496,7 @@ func TestConversion(t *testing.T) {
 	if err := w.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if w.Key != p.Key || !w.DualStack || w.Rule != p.Rule || w.Source != "nat" || w.Host[0] != netip.MustParseAddrPort("127.0.0.1:80") {
+	if w.Key != p.Key || w.Rule != p.Rule || w.Source != "nat" || w.Host[0] != netip.MustParseAddrPort("127.0.0.1:80") {
 		t.Errorf("got %+v", w)
 	}
 	if len(w.Owner.Labels) != MaxLabels || w.Owner.Labels["l000"] == "" || w.Owner.Labels["l063"] == "" {

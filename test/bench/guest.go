@@ -265,6 +265,19 @@ func (g *guest) fill(n int) (returned time.Time) {
 	return returned
 }
 
+// fillBoth is fill with listeners that take both families.
+func (g *guest) fillBoth(n int) {
+	inside(g.space, func() {
+		for i := range n {
+			fd := must(unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
+			g.fds = append(g.fds, fd)
+			check(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0))
+			check(unix.Bind(fd, &unix.SockaddrInet6{Port: firstPort + i}))
+			check(unix.Listen(fd, 8))
+		}
+	})
+}
+
 // open makes a listener or a bound UDP socket in the guest.
 func (g *guest) open(k port.Key) (fd int, returned time.Time) {
 	inside(g.space, func() { fd, returned = openSocket(k) })

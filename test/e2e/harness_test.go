@@ -264,17 +264,20 @@ func (s *space) truth() ([]string, error) {
 		local := f[4]
 		i := strings.LastIndexByte(local, ':')
 		host := strings.Trim(local[:i], "[]")
-		if host == "*" { // a dual-stack socket
-			host = "::"
-		}
 		if h, _, ok := strings.Cut(host, "%"); ok && !strings.HasPrefix(h, "fe80") {
 			host = h
+		}
+		hosts := []string{host}
+		if host == "*" { // a socket of both families
+			hosts = []string{"0.0.0.0", "::"}
 		}
 		p, err := port.ParseProtocol(f[0])
 		if err != nil {
 			return nil, err
 		}
-		seen[p.String()+" "+net.JoinHostPort(host, local[i+1:])] = true
+		for _, host := range hosts {
+			seen[p.String()+" "+net.JoinHostPort(host, local[i+1:])] = true
+		}
 	}
 	var keys []string
 	for k := range seen {
