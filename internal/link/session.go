@@ -103,7 +103,7 @@ type session struct {
 	mux      *yamux.Session
 	role     Role
 	peer     Peer
-	control  *stream
+	control  *control
 	incoming chan Stream
 	o        Options
 	dial     dialFunc // nil if flows have no connections of their own
@@ -144,11 +144,11 @@ func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer
 		w.in.serves(s)
 		forget = func() { w.in.forget(s) }
 	}
-	var control *yamux.Stream
+	var first *yamux.Stream
 	if d == dialler {
-		control, err = mux.OpenStream(ctx)
+		first, err = mux.OpenStream(ctx)
 	} else {
-		control, err = mux.AcceptStream() // ctx closes conn
+		first, err = mux.AcceptStream() // ctx closes conn
 	}
 	if err != nil {
 		_ = mux.Close()
@@ -156,7 +156,7 @@ func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer
 		s.endFlows()
 		return nil, err
 	}
-	s.control = &stream{s: s, mux: control}
+	s.control = newControl(&stream{s: s, mux: first})
 	s.wg.Go(func() {
 		<-s.Done()
 		forget()
@@ -214,7 +214,7 @@ func (s *session) accept() {
 	}
 }
 
-func (s *session) Control() Stream       { return s.control }
+func (s *session) Control() Control      { return s.control }
 func (s *session) Peer() Peer            { return s.peer }
 func (s *session) Done() <-chan struct{} { return s.mux.CloseChan() }
 

@@ -78,8 +78,8 @@ type Stats struct {
 
 // Why Run ended, beside the errors of the connection.
 var (
-	ErrProtocol = errors.New("protocol violated")            // the peer does what a correct one never does
-	ErrSilent   = errors.New("the peer does not answer")     // or takes nothing
+	ErrProtocol = errors.New("protocol violated")             // the peer does what a correct one never does
+	ErrSilent   = errors.New("the peer does not answer")      // or takes nothing
 	errEnded    = errors.New("the session of tables is over") // no error
 )
 
@@ -116,7 +116,7 @@ type Session struct {
 	rest    []byte     // of a message that was begun
 	armed   time.Time  // when the writer looks next
 	broken  error      // ends the session
-	ended   bool
+	runs    bool
 }
 
 // New returns a session without tables; see Send and Receive.
@@ -133,13 +133,17 @@ func New(conn Conn, o Options) *Session {
 	}
 }
 
-// Changed has the session look whether what is partial has changed.
+// Changed has the session look whether what is partial has changed, and what may begin.
 func (s *Session) Changed() { s.try() }
 
 // Run exchanges tables until the connection or ctx ends, or the peer violates the protocol or
 // is silent. It may be called once. Nothing is called any more when it has returned.
 func (s *Session) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
+	s.out.Lock()
+	s.runs = true
+	s.out.Unlock()
+	s.wake.Notify()
 	var writing sync.WaitGroup
 	writing.Go(func() {
 		if err := s.write(ctx); err != nil {
@@ -154,7 +158,7 @@ func (s *Session) Run(ctx context.Context) error {
 	writing.Wait()
 	s.out.Lock()
 	defer s.out.Unlock()
-	s.ended = true
+	s.runs = false
 	for _, t := range s.senders {
 		t.close()
 	}
@@ -327,7 +331,7 @@ func (s *Session) try() {
 		return
 	}
 	defer s.out.Unlock()
-	if s.ended {
+	if !s.runs {
 		return
 	}
 	if s.rest != nil || s.under() || !s.state.TryLock() {
@@ -375,7 +379,7 @@ func (s *Session) gather(now time.Time) {
 		if t.paced() {
 			continue
 		}
-		if _, ok := s.received[t.answers()]; ok || t.answers() == "" {
+		if _, ok := s.received[t.answers()]; t.ready() && (ok || t.answers() == "") {
 			t.begin(now)
 		}
 	}

@@ -397,7 +397,7 @@ func TestHostilePeer(t *testing.T) {
 		"seen of an unknown":  `{"seen":[{"table":"x","generation":0}]}`,
 		"resync for ever":     `{"resync":"again"}`,
 		"negative omitted":    `{"table":"t","omitted":-1}`,
-		"many sources":        `{"table":"t","partial":["a"` + strings.Repeat(`,"a"`, wire.MaxIncomplete) + `]}`,
+		"many sources":        `{"table":"t","partial":["a"` + strings.Repeat(`,"a"`, wire.MaxPartial) + `]}`,
 		"generation too high": `{"table":"t","generation":18446744073709551616}`,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -29,6 +29,8 @@ const (
 // From is where the rows of a table that is sent come from. Table and Row are required.
 type From[K, V any, L comparable, LV any] struct {
 	Table *table.Table[L, LV]
+	// Begin, if not nil, is closed when the table may be sent; see Session.Changed.
+	Begin <-chan struct{}
 	// Only selects the rows that are sent; nil for all. It is a pure function.
 	Only func(LV) bool
 	// Key and Row convert what is in Table.
@@ -56,6 +58,7 @@ type sender interface {
 	name() string
 	paced() bool
 	answers() string
+	ready() bool // the table may be sent
 	// begin takes what has changed as the next step, unless one is under way.
 	begin(now time.Time)
 	under() bool // a step is under way
@@ -114,8 +117,17 @@ type outgoing[K comparable, V any, L comparable, LV any] struct {
 func (t *outgoing[K, V, L, LV]) name() string    { return t.kind.Name }
 func (t *outgoing[K, V, L, LV]) paced() bool     { return t.kind.Rate > 0 }
 func (t *outgoing[K, V, L, LV]) answers() string { return t.kind.Answers }
-func (t *outgoing[K, V, L, LV]) under() bool     { return t.now != nil }
-func (t *outgoing[K, V, L, LV]) restart()        { t.again.Store(true); t.changed() }
+func (t *outgoing[K, V, L, LV]) ready() bool {
+	select {
+	case <-t.from.Begin:
+		return true
+	default:
+		return t.from.Begin == nil
+	}
+}
+
+func (t *outgoing[K, V, L, LV]) under() bool { return t.now != nil }
+func (t *outgoing[K, V, L, LV]) restart()    { t.again.Store(true); t.changed() }
 
 func (t *outgoing[K, V, L, LV]) rest() int {
 	if t.now == nil {

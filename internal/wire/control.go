@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"io"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -41,6 +42,9 @@ const maxSeen = 16
 // for the answer to a ping.
 const WriteTimeout = 30 * time.Second
 
+// ReadControl reads the next control message, without its header.
+func ReadControl(r io.Reader) ([]byte, error) { return readFrame(r, MaxControlFrame) }
+
 // EncodeFrame returns f as it is sent, with its header.
 func EncodeFrame(f *Frame) ([]byte, error) { return encode(f, MaxControlFrame) }
 
@@ -54,12 +58,14 @@ func DecodeFrame(body []byte) (f Frame, err error) {
 		err = malformed("generation %d is before its base %d", f.Generation, f.Base)
 	case f.Omitted < 0:
 		err = malformed("%d rows omitted", f.Omitted)
-	case len(f.Partial) > MaxIncomplete:
-		err = malformed("%d sources, at most %d", len(f.Partial), MaxIncomplete)
+	case len(f.Partial) > MaxPartial:
+		err = malformed("%d sources, at most %d", len(f.Partial), MaxPartial)
 	case len(f.Seen) > maxSeen:
 		err = malformed("%d tables seen, at most %d", len(f.Seen), maxSeen)
 	case f.Table == "" && len(f.Put)+len(f.Removed) > 0:
 		err = malformed("rows of no table")
+	case f.Table == "" && f.Resync == "" && len(f.Seen) == 0:
+		err = malformed("it says nothing")
 	default:
 		err = checkText("resync", f.Resync, MaxReason)
 	}
