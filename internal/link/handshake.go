@@ -120,7 +120,7 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *fl
 	if !o.Token.IsZero() {
 		proof = strings.TrimPrefix(proof+", token", ", ")
 	}
-	s, err := newSession(tctx, conn, o, d, Peer{
+	s, err := newSession(conn, o, d, Peer{
 		Identity: hello.Identity, Name: hello.Name, Version: hello.Build,
 		Address: address(conn), Proof: proof, Runs: hello.Runs && o.Role == RoleAgent,
 	}, w, hs.keys(hello))

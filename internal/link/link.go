@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package link is the authenticated, multiplexed connection between guest
-// agent and host peer, over any net.Conn: handshake, proof, streams, and the
+// Package link is the authenticated connection between guest agent and host
+// peer, over any net.Conn: handshake, proof, control messages, flows, and the
 // dialers and listeners for unix and vsock.
 package link
 
