@@ -445,7 +445,39 @@ func TestHostileControl(t *testing.T) {
 	}
 }
 
-// A flow to a port that is only reported is refused, and nothing is reported unasked.
+// Messages that are in order but useless, at line rate, hold up nothing.
+func TestFloodingHost(t *testing.T) {
+	r := newRig(t)
+	r.put(pub(key(80), "a"))
+	p := r.connect("chatty")
+	p.ack(p.next().Generation, key(80))
+	const rounds = 2000
+	for range rounds {
+		p.say(p.answers([]wire.Answer{active(key(80)), active(key(9999))}))
+	}
+	r.put(pub(key(81), "b"))
+	p.ack(p.next().Generation, key(81))
+	r.want(map[uint16]port.State{80: isActive, 81: isActive})
+	if n := r.sink.Stats().Stray; n != rounds {
+		t.Errorf("%d stray outcomes", n)
+	}
+}
+
+// Without a table to report, neither ports nor NAT rules are sent.
+func TestNothingUnpublishedIsSentUnasked(t *testing.T) {
+	r := newRig(t)
+	denied := pub(key(80), "web")
+	denied.Decision.Allow = false
+	r.from.Update(func(tx *tableTx) { tx.Put(key(80), denied) })
+	p := r.connect("h")
+	for _, name := range []string{"unpublished", "unread"} {
+		if f := p.of(name); len(f.Put) > 0 || f.Omitted > 0 || f.More {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// A flow to a port that is only reported is refused.
 func TestFlowToUnpublishedPortForbidden(t *testing.T) {
 	r := newRig(t)
 	denied := pub(key(80), "web")
