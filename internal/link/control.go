@@ -189,11 +189,13 @@ func (c *mixed) write(b []byte, begun bool) error {
 	return err
 }
 
-// control is the Control of a session. Write and Try are called one at a time.
+// control is the Control of a session.
 type control struct {
-	c    *mixed
-	s    *session
-	owed bool // Try wrote a part of a message, and has the turn until it is whole
+	c *mixed
+	s *session
+
+	writing sync.Mutex
+	owed    bool // Try wrote a part of a message, and has the turn until it is whole
 }
 
 func (k *control) Read(ctx context.Context) ([]byte, error) {
@@ -212,6 +214,8 @@ func (k *control) Read(ctx context.Context) ([]byte, error) {
 }
 
 func (k *control) Write(ctx context.Context, frame []byte) error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, wire.WriteTimeout)
 	defer cancel()
 	if !k.owed {
@@ -229,6 +233,10 @@ func (k *control) Write(ctx context.Context, frame []byte) error {
 }
 
 func (k *control) Try(frame []byte) []byte {
+	if !k.writing.TryLock() {
+		return frame
+	}
+	defer k.writing.Unlock()
 	select {
 	case k.c.turn <- struct{}{}:
 	default:

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -96,6 +97,7 @@ func model(t *testing.T, r *rand.Rand) {
 		}
 		if clean {
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			for i := range tables {
 				if !shown[i].equals(content(tables[i])) {
 					t.Errorf("table %d is not equal when it is quiet", i)
@@ -215,10 +217,12 @@ func TestPacedTableWaits(t *testing.T) {
 		time.Sleep(2 * time.Second) // in the middle of the large one
 		put(wanted, row{"w", "1"})
 		time.Sleep(3 * time.Second)
+		synctest.Wait()
 		if !fm.equals(map[string]string{"w": "1"}) {
 			t.Errorf("%v after 3 s", fm.has)
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if !sm.equals(content(shown)) || sm.steps != 1 {
 			t.Errorf("%d rows in %d steps", len(sm.has), sm.steps)
 		}
@@ -226,6 +230,7 @@ func TestPacedTableWaits(t *testing.T) {
 		time.Sleep(pacedPause / 2)
 		put(shown, row{"0", "b"})
 		time.Sleep(pacedPause)
+		synctest.Wait()
 		if sm.steps != 2 || sm.has["0"] != "b" {
 			t.Errorf("%d steps, %q; want one for both", sm.steps, sm.has["0"])
 		}
@@ -337,6 +342,7 @@ func TestAnswersComeWithWhatWasSeen(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if seen != 300 {
 			t.Errorf("seen is %d", seen)
 		}
@@ -350,9 +356,9 @@ func TestPatience(t *testing.T) {
 	for _, behind := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			src, m := newTable(), new(mirror)
-			late := 0
+			var late atomic.Int64
 			f := from(src)
-			f.Late = func() { late++ }
+			f.Late = func() { late.Add(1) }
 			a, b, pa, pb := one(t, kind("t"), f, m)
 			b.o.Wait = func(ctx context.Context, _, _ int) error {
 				pause := time.Hour
@@ -371,8 +377,8 @@ func TestPatience(t *testing.T) {
 				time.Sleep(15 * time.Second)
 			}
 			err, _ := stop()
-			if errors.Is(err, ErrSilent) == behind || late == 0 {
-				t.Errorf("always behind %v: ended with %v, %d times late", behind, err, late)
+			if errors.Is(err, ErrSilent) == behind || late.Load() == 0 {
+				t.Errorf("always behind %v: ended with %v, %d times late", behind, err, late.Load())
 			}
 		})
 	}
