@@ -350,7 +350,15 @@ func (a *Agent) wireSinks() error {
 	if err != nil {
 		return err
 	}
+	var follower reconcile.Follower
 	for _, c := range a.chosenSinks() {
+		if c.Name == "hostlink" {
+			if err := a.wireHostlink(); err != nil {
+				return err
+			}
+			follower = a.hostlink
+			continue
+		}
 		sink, err := a.newSink(c)
 		if err != nil {
 			return err
@@ -359,8 +367,9 @@ func (a *Agent) wireSinks() error {
 	}
 	a.reconciler = reconcile.New(a.registry.Publications(), a.sinks, reconcile.Options{
 		HoldDown: a.cfg.HoldDown, Ready: a.registry.Ready(), Missing: a.registry.Incomplete, Reading: a.awaitKernel, Logger: a.log,
-		Denied: a.resetFlows,
-		Synced: a.propagated,
+		Denied:   a.resetFlows,
+		Synced:   a.propagated,
+		Follower: follower,
 	})
 	return nil
 }
@@ -382,13 +391,11 @@ func (a *Agent) wireHostlink() error {
 		AllowUIDs: a.cfg.AllowUIDs, AllowCIDs: a.cfg.AllowCIDs, Logger: a.log,
 	}
 	h := hostlink.Options{
-		Epoch:      o.Identity,
-		Incomplete: func(generation uint64) []string { return a.reconciler.Incomplete(generation) },
-		Lookup:     func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
-		Serve:      a.forward.Serve, ServeUDP: a.forward.ServeUDP,
+		Lookup: func(k port.Key) (port.Publication, bool) { return a.reconciler.Wanted().View().Get(k) },
+		Serve:  a.forward.Serve, ServeUDP: a.forward.ServeUDP,
 		Logger: a.log,
 	}
-	a.reportUnpublished(&h, &o)
+	a.reportUnpublished(&h)
 	a.links = &links{endpoints: a.cfg.Link, trust: a.cfg.TLS, options: o, tokenFile: a.cfg.TokenFileOf, sessions: make(chan link.Session)}
 	var err error
 	a.hostlink, err = hostlink.New(a.links, h)
@@ -396,9 +403,8 @@ func (a *Agent) wireHostlink() error {
 }
 
 // reportUnpublished has the host sent what it does not open, if the configuration says so.
-func (a *Agent) reportUnpublished(o *hostlink.Options, l *link.Options) {
+func (a *Agent) reportUnpublished(o *hostlink.Options) {
 	if !a.cfg.ReportUnpublished {
-		l.NoUnpublished = true
 		return
 	}
 	o.Unpublished, o.Unread, o.UnreadChanged = a.registry.Publications(), a.unreadOnWire, a.problems

@@ -120,6 +120,9 @@ func (a *Agent) logStart() {
 	for _, s := range a.sinks {
 		sinks = append(sinks, s.Name())
 	}
+	if a.hostlink != nil {
+		sinks = append(sinks, a.hostlink.Name())
+	}
 	a.log.Info("starting", "version", version.String(), "config", cmp.Or(a.cfg.File(), "none"),
 		"sources", strings.Join(a.cfg.Sources, ","), "sinks", strings.Join(sinks, ","), "link", strings.Join(a.endpoints(), ","), "control", a.cfg.Control)
 }

@@ -45,11 +45,6 @@ func (a *Agent) chosenSinks() (sinks []config.Sink) {
 // newSink makes a sink.
 func (a *Agent) newSink(s config.Sink) (reconcile.Sink, error) {
 	switch s.Name {
-	case "hostlink":
-		if err := a.wireHostlink(); err != nil {
-			return nil, err
-		}
-		return a.hostlink, nil
 	case "listener":
 		sink, err := a.newListenerSink()
 		if err != nil || a.auto == nil {
@@ -97,6 +92,9 @@ func (a *Agent) runSinks(ctx context.Context, g *errgroup.Group) {
 			g.Go(func() error { return r.Run(ctx) })
 		}
 	}
+	if a.hostlink != nil {
+		g.Go(func() error { return a.hostlink.Run(ctx) })
+	}
 }
 
 // resetFlows resets the flows of publications that a rule now denies.
@@ -105,5 +103,8 @@ func (a *Agent) resetFlows(keys []port.Key) {
 		if c, ok := s.(resetter); ok {
 			c.Reset(keys)
 		}
+	}
+	if a.hostlink != nil {
+		a.hostlink.Reset(keys)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
@@ -21,10 +20,9 @@ func TestReportUnpublished(t *testing.T) {
 		cfg.ReportUnpublished = report
 		a := &Agent{cfg: cfg, registry: registry.New(registry.Options{Rules: rules.Empty(rules.Loopback()), Logger: slog.New(slog.DiscardHandler)})}
 		var o hostlink.Options
-		var l link.Options
-		a.reportUnpublished(&o, &l)
-		if ports, rules := o.Unpublished != nil, o.Unread != nil; ports != report || rules != report || l.NoUnpublished == report {
-			t.Errorf("reportUnpublished %v: ports are reported: %v, NAT rules: %v, the hello denies it: %v", report, ports, rules, l.NoUnpublished)
+		a.reportUnpublished(&o)
+		if ports, rules := o.Unpublished != nil, o.Unread != nil; ports != report || rules != report {
+			t.Errorf("reportUnpublished %v: ports are reported: %v, NAT rules: %v", report, ports, rules)
 		}
 	}
 }

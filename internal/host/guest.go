@@ -3,14 +3,11 @@
 package host
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -22,6 +19,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/replica"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -29,12 +27,10 @@ import (
 const (
 	dialTimeout     = 30 * time.Second // one attempt at a session, handshake included
 	snapshotTimeout = 30 * time.Second // from a session to its first snapshot
-	controlTimeout  = 10 * time.Second // for the guest to take a control message
 	stableAfter     = 10 * time.Second // the next attempt after a session this long is prompt
-	maxMalformed    = 3                // messages in a row
 
 	// What one guest may send a second, and at once: control messages, the
-	// publications that they name, and bytes. A guest whose changes wait collects
+	// rows that they name, and bytes. A guest whose changes wait collects
 	// them in one message.
 	messageRate, messageBurst = 500, 1000
 	itemRate, itemBurst       = 4000, 2 * wire.MaxPublications
@@ -43,8 +39,6 @@ const (
 	// Other ports that are tried for the conflicts of one guest a second, and at once. Without
 	// this a message could have the host try maxTries ports for each publication in it.
 	moveRate, moveBurst = 500, 1 << 16
-
-	maxMalformedSession = 30 // messages in all
 )
 
 // guest is one guest, over all its sessions.
@@ -59,18 +53,13 @@ type guest struct {
 	pubs       map[port.Key]*publication
 	text       int // bytes of names and labels in pubs
 	generation uint64
-	admitted   int      // claims that count against the limit
-	waiting    []*claim // for the limit, in order; those that are gone are skipped
-	dirty      map[port.Key]struct{}
+	admitted   int                               // claims that count against the limit
+	waiting    []*claim                          // for the limit, in order; those that are gone are skipped
 	others     map[port.Key]wire.UnpublishedPort // unpublished ports
-	stale      map[port.Key]wire.UnpublishedPort // of others, what a message has not named yet; nil between messages
-	unread     []wire.Unread                     // NAT rules that the guest does not understand
+	unread     []wire.Unread                     // NAT rules that the guest does not understand, sorted
 	omitted    int                               // unpublished ports that the guest has not sent
-	ack        bool                              // generation is to be acknowledged
-	resync     string                            // why a snapshot is to be requested, empty if it is not
 	graceEnd   time.Time
 	sender     link.Peer // who sent pubs
-	incomplete bool      // its last snapshot was
 	keptEnd    time.Time // when what is kept is withdrawn, zero if nothing is
 	connected  bool
 	away       bool // it was connected, and is not any more
@@ -80,7 +69,6 @@ type guest struct {
 	remote     bool
 	since      time.Time
 
-	writer schedule.Signal // there is something to write
 	limits limits
 
 	// flows and kept have their own locks: traffic does not wait for listen(2). kept changes
@@ -98,10 +86,8 @@ func newGuest(h *Host, g Guest) *guest {
 		h: h, name: g.Name, dial: g.Dial, dials: g.Dials, log: h.opt.Logger.With("guest", g.Name),
 		pubs:   make(map[port.Key]*publication),
 		others: make(map[port.Key]wire.UnpublishedPort),
-		dirty:  make(map[port.Key]struct{}),
 		since:  time.Now(),
 		err:    err,
-		writer: schedule.NewSignal(),
 		limits: newLimits(),
 		flows:  newFlows(h.opt.MaxFlows),
 		kept:   newKept(),
@@ -119,7 +105,7 @@ func newLimits() limits {
 	}
 }
 
-// wait waits until the guest may have sent a message of so many items and bytes.
+// wait waits until the guest may have sent a message of so many rows and bytes.
 func (l *limits) wait(ctx context.Context, items, bytes int) error {
 	err := l.messages.Wait(ctx)
 	if err == nil {
@@ -129,39 +115,6 @@ func (l *limits) wait(ctx context.Context, items, bytes int) error {
 		err = l.bytes.WaitN(ctx, min(bytes, l.bytes.Burst()))
 	}
 	return err
-}
-
-// itemsIn returns how many publications a message names.
-func itemsIn(c wire.Control) (n int) {
-	if c.Snapshot != nil {
-		n += len(c.Snapshot.Publications)
-	}
-	if c.Change != nil {
-		n += len(c.Change.Put) + len(c.Change.Removed)
-	}
-	if u := c.Unpublished; u != nil {
-		n += len(u.Put) + len(u.Removed)
-	}
-	return n
-}
-
-// counter counts the bytes that are read.
-type counter struct {
-	io.Reader
-	n int
-}
-
-func (c *counter) Read(b []byte) (int, error) {
-	n, err := c.Reader.Read(b)
-	c.n += n
-	return n, err
-}
-
-// take returns the count and begins again.
-func (c *counter) take() int {
-	n := c.n
-	c.n = 0
-	return n
 }
 
 // describe returns the status. h.mu is held.
@@ -328,20 +281,21 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	defer stop()
 
 	g.h.mu.Lock()
-	g.peer, g.ack, g.resync = session.Peer(), false, ""
-	clear(g.dirty)
+	g.peer = session.Peer()
 	g.h.mu.Unlock()
 
 	wctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { g.write(wctx, session) })
 	if serve := g.h.opt.Runs; serve != nil {
 		wg.Go(func() { serve(wctx, g.name, session) })
 	}
-	err = g.read(ctx, session)
-	if errors.Is(err, errProtocol) {
+	err = g.exchange(ctx, session)
+	switch {
+	case errors.Is(err, errProtocol):
 		_ = session.CloseWith(link.ReasonProtocol)
-	} else {
+	case errors.Is(err, replica.ErrSilent):
+		_ = session.CloseWith(link.ReasonSilent)
+	default:
 		_ = session.Close()
 	}
 	cancel()
@@ -368,75 +322,57 @@ func (g *guest) connect(ctx context.Context) (link.Session, error) {
 }
 
 // errProtocol marks errors that a correct agent never causes.
-var errProtocol = errors.New("protocol violated")
+var errProtocol = replica.ErrProtocol
 
-// read applies the guest's messages until the session ends.
-func (g *guest) read(ctx context.Context, session link.Session) error {
-	control := session.Control()
-	_ = control.SetReadDeadline(time.Now().Add(snapshotTimeout))
-	count := &counter{Reader: control}
-	r := bufio.NewReader(count)
-	var join wire.Joiner
-	var synced, up bool // a generation of this session is applied; and once was
-	bad, allBad := 0, 0
-	for {
-		c, err := wire.ReadControl(r)
-		if err := g.limits.wait(ctx, itemsIn(c), count.take()); err != nil {
+var errNoSnapshot = errors.New("no snapshot")
+
+// exchange keeps the tables of a session until it ends.
+func (g *guest) exchange(ctx context.Context, session link.Session) error {
+	sctx, cancel := context.WithCancelCause(ctx) // listeners outlive it
+	defer cancel(nil)
+	first := time.AfterFunc(snapshotTimeout, func() { cancel(errNoSnapshot) })
+	defer first.Stop()
+	s := replica.New(session.Control(), replica.Options{Wait: g.limits.wait, Fault: g.dropped})
+	up := false
+	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, wire.Publication]) error {
+		if err := g.applyWanted(ctx, step); err != nil || up {
 			return err
 		}
-		whole := false
-		if err == nil {
-			c, whole, err = join.Add(c)
-		}
-		switch {
-		case errors.Is(err, wire.ErrMalformed):
-			bad, allBad = bad+1, allBad+1
-			if bad >= maxMalformed || allBad >= maxMalformedSession {
-				return fmt.Errorf("%w: %w", errProtocol, err)
-			}
-			join, synced = wire.Joiner{}, false
-			g.wantSnapshot(err.Error())
-			continue
-		case err != nil:
-			if serr := session.Err(); serr != nil {
-				return serr
-			}
-			if !up {
-				return fmt.Errorf("no snapshot: %w", err)
-			}
-			return err
-		case !whole:
-			continue
-		}
-		switch {
-		case c.Snapshot != nil:
-			if err := g.applySnapshot(ctx, c.Snapshot); err != nil {
-				return err
-			}
-			synced, bad = true, 0
-			if !up {
-				up = true
-				_ = control.SetReadDeadline(time.Time{})
-				g.linked(session)
-				if !session.Peer().Unpublished { // an agent that reports none; the host has those of another one
-					g.forgetUnpublished()
-				}
-			}
-		case c.Change != nil && synced:
-			ok, err := g.applyChange(ctx, c.Change)
-			if err != nil {
-				return err
-			}
-			synced = ok
-			if ok {
-				bad = 0
-			}
-		case c.Unpublished != nil:
-			g.applyUnpublished(ctx, c.Unpublished)
-		}
-		// Changes before the requested snapshot have a base that is missing here.
-		// Agents send nothing else.
+		up = first.Stop()
+		g.linked(session)
+		return nil
+	})
+	replica.Receive(s, replica.Unpublished(), func(step replica.Step[port.Key, wire.UnpublishedPort]) error {
+		return g.applyUnpublished(ctx, step)
+	})
+	replica.Receive(s, replica.Unread(), g.applyUnread)
+	replica.Send(s, replica.Outcomes(), replica.From[port.Key, wire.Answer, ID, Publication]{
+		Table: g.h.table, Only: func(p Publication) bool { return p.Guest == g.name && !p.Lost },
+		Key: func(id ID) port.Key { return id.Key }, Row: answer,
+	})
+	err := s.Run(sctx)
+	if serr := session.Err(); serr != nil && !errors.Is(err, errProtocol) {
+		return serr
 	}
+	if !up && !errors.Is(err, errNoSnapshot) {
+		return fmt.Errorf("%w: %w", errNoSnapshot, err)
+	}
+	return err
+}
+
+// answer is what a guest is told of a publication.
+func answer(p Publication) wire.Answer {
+	outcomes := slices.Clone(p.Outcomes)
+	for i := range outcomes {
+		outcomes[i].Reason = forGuest(outcomes[i].Reason)
+	}
+	return wire.FromOutcomes(p.Key, outcomes)
+}
+
+// dropped notes that a message of the guest was not applied, so that all tables are asked for.
+func (g *guest) dropped(err error) {
+	g.h.stats.resyncs.Add(1)
+	g.log.Info("requesting a snapshot from the guest", "reason", err)
 }
 
 // linked notes that the guest is connected: flows may run.
@@ -450,85 +386,67 @@ func (g *guest) linked(session link.Session) {
 		"version", g.peer.Version, "proof", g.peer.Proof, "publications", len(g.pubs))
 }
 
-func (g *guest) wantSnapshot(reason string) {
-	g.h.stats.resyncs.Add(1)
-	g.log.Info("requesting a snapshot from the guest", "reason", reason)
-	g.h.mu.Lock()
-	defer g.h.mu.Unlock()
-	g.resync, g.ack = reason, false
-	g.writer.Notify()
-}
-
-// applySnapshot makes the guest's publications equal to s. Those that are equal
+// applyWanted makes the guest's publications what a step says. Those that are equal
 // already are left alone, with their listeners.
-func (g *guest) applySnapshot(ctx context.Context, s *wire.Snapshot) error {
+func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.Publication]) error {
 	h := g.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	named := make(map[port.Key]struct{}, len(s.Publications))
-	for _, p := range s.Publications {
-		named[p.Key] = struct{}{}
-	}
-	for k := range g.pubs {
-		switch _, ok := named[k]; {
-		case ok:
-		case g.keeps(s, k):
+	incomplete := len(s.Partial) > 0
+	for _, k := range g.gone(s) {
+		if s.Whole && incomplete && g.keeps(k) {
 			g.keep(k)
-		default:
+		} else {
 			g.remove(k)
 		}
 	}
-	for _, p := range s.Publications {
+	for _, p := range s.Put {
 		g.put(p)
 	}
-	g.sender, g.incomplete = g.peer, len(s.Incomplete) > 0
+	if !incomplete {
+		g.removeKept("it has read all of its sources")
+	}
+	g.sender = g.peer
 	if n := g.kept.len(); n > 0 && !g.connected {
 		g.log.Info("keeping ports that the guest published before", "until", "it has read all of its sources",
-			"sources", []string(s.Incomplete), "publications", n, "for", time.Until(g.keptEnd).Round(time.Second))
+			"sources", s.Partial, "publications", n, "for", time.Until(g.keptEnd).Round(time.Second))
 	}
 	g.graceEnd = time.Time{}
 	g.setAway(false)
-	return g.applied(ctx, s.Generation, &h.stats.snapshots)
-}
-
-// applyChange applies c if its base is current, and requests a snapshot otherwise.
-func (g *guest) applyChange(ctx context.Context, c *wire.Change) (ok bool, err error) {
-	h := g.h
-	h.mu.Lock()
-	if c.Base != g.generation {
-		at := g.generation
-		h.mu.Unlock()
-		g.wantSnapshot(fmt.Sprintf("change is based on generation %d, current is %d", c.Base, at))
-		return false, nil
+	count := &h.stats.changes
+	if s.Whole {
+		count = &h.stats.snapshots
 	}
-	defer h.mu.Unlock()
-	if ctx.Err() != nil {
-		return false, ctx.Err()
-	}
-	for _, k := range c.Removed {
-		g.remove(k)
-	}
-	for _, p := range c.Put {
-		g.put(p)
-	}
-	return true, g.applied(ctx, c.Generation, &h.stats.changes)
-}
-
-// applied ends a step that a message of the guest began. h.mu is held.
-func (g *guest) applied(ctx context.Context, generation uint64, count interface{ Add(uint64) uint64 }) error {
 	count.Add(1)
-	g.generation, g.ack, g.resync = generation, true, ""
+	g.generation = s.Generation
 	g.limitKept()
-	g.h.commit(ctx)
-	g.writer.Notify()
+	h.commit(ctx)
 	if g.overLimit() {
 		return fmt.Errorf("%w: more than %d publications, or than %d bytes of names and labels",
 			errProtocol, wire.MaxPublications, wire.MaxSetBytes)
 	}
 	return nil
+}
+
+// gone returns the keys that a step ends. h.mu is held.
+func (g *guest) gone(s replica.Step[port.Key, wire.Publication]) []port.Key {
+	if !s.Whole {
+		return s.Removed
+	}
+	named := make(map[port.Key]struct{}, len(s.Put))
+	for _, p := range s.Put {
+		named[p.Key] = struct{}{}
+	}
+	var gone []port.Key
+	for k := range g.pubs {
+		if _, ok := named[k]; !ok {
+			gone = append(gone, k)
+		}
+	}
+	return gone
 }
 
 func (g *guest) overLimit() bool {
@@ -554,8 +472,7 @@ func (g *guest) put(p wire.Publication) {
 	}
 	pub.tries = 0
 	g.decide(pub)
-	g.unkeep(pub)   // now that connections which waited are told of the decision
-	g.report(p.Key) // even if nothing changed
+	g.unkeep(pub) // now that connections which waited are told of the decision
 }
 
 // decide decides about pub, and anew about the other family of its port, which moves with it.
@@ -665,7 +582,6 @@ func (g *guest) remove(k port.Key) {
 	g.unkeep(pub)
 	g.text -= pub.wire.TextBytes()
 	delete(g.pubs, k)
-	delete(g.dirty, k)
 	g.h.changed[pub] = struct{}{}
 }
 
@@ -721,68 +637,6 @@ func (g *guest) admit(ctx context.Context) {
 	for _, c := range g.waiting {
 		c.set(port.Failed, c.addr, reason)
 	}
-}
-
-// report notes that the outcomes of k are to be sent to the guest. h.mu is held.
-func (g *guest) report(k port.Key) {
-	g.dirty[k] = struct{}{}
-	g.writer.Notify()
-}
-
-// write sends the guest the outcomes of its publications until ctx ends. Of changes
-// that are faster than the guest reads, only the latest state is sent.
-func (g *guest) write(ctx context.Context, session link.Session) {
-	control := session.Control()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-session.Done():
-			return
-		case <-g.writer:
-		}
-		for _, c := range g.messages() {
-			_ = control.SetWriteDeadline(time.Now().Add(controlTimeout))
-			if err := wire.WriteControl(control, c); err != nil {
-				if ctx.Err() == nil {
-					g.log.Debug("write to the guest failed", "err", err)
-				}
-				_ = session.CloseWith(link.ReasonSilent)
-				return
-			}
-		}
-	}
-}
-
-// messages returns what there is to send.
-func (g *guest) messages() []wire.Control {
-	h := g.h
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if g.resync != "" {
-		c := wire.Control{Resync: &wire.Resync{Reason: g.resync}}
-		g.resync = ""
-		return []wire.Control{c}
-	}
-	var out []wire.Outcome
-	for _, k := range slices.SortedFunc(maps.Keys(g.dirty), port.Key.Compare) {
-		if pub := g.pubs[k]; pub != nil && !g.kept.has(k) {
-			for _, o := range pub.outcomes() {
-				o.Reason = forGuest(o.Reason)
-				out = append(out, wire.FromOutcome(o))
-			}
-		}
-	}
-	if len(g.dirty) > 1024 {
-		g.dirty = make(map[port.Key]struct{})
-	} else {
-		clear(g.dirty)
-	}
-	if g.ack {
-		g.ack = false
-		return wire.Ack{Generation: g.generation, Outcomes: out}.Split()
-	}
-	return wire.Outcomes{Outcomes: out}.Split()
 }
 
 // forGuest is what a guest is told: not which port of another guest has an address.

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/replica"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
 	"github.com/fairlead/fairlead/internal/testkit/probe"
@@ -71,7 +73,7 @@ type agent struct {
 	outcomes map[port.Key][]port.Outcome
 	acked    uint64
 	resyncs  []string
-	greet    func() []wire.Control // what a new session begins with
+	greet    func() []wire.Frame // what a new session begins with
 
 	onSession func(link.Session)                              // runs beside each session
 	onFlow    func(link.Stream, wire.FlowRequest) (took bool) // in place of the server
@@ -185,8 +187,8 @@ func (a *agent) connect(ctx context.Context) (link.Session, error) {
 		a.wg.Go(func() { a.onSession(r.s) })
 	}
 	if greet != nil {
-		for _, c := range greet() {
-			if err := wire.WriteControl(r.s.Control(), c); err != nil {
+		for _, f := range greet() {
+			if err := sendFrame(r.s, f); err != nil {
 				_, _ = session.Close(), r.s.Close()
 				return nil, err
 			}
@@ -215,30 +217,38 @@ func (o ofLife) Peer() link.Peer {
 	return p
 }
 
+func sendFrame(s link.Session, f wire.Frame) error {
+	b, err := wire.EncodeFrame(&f)
+	if err != nil {
+		return err
+	}
+	return s.Control().Write(context.Background(), b)
+}
+
 func (a *agent) read(s link.Session) {
 	for {
-		c, err := wire.ReadControl(s.Control())
+		var f wire.Frame
+		b, err := s.Control().Read(context.Background())
+		if err == nil {
+			f, err = wire.DecodeFrame(b)
+		}
+		var put []wire.Answer
+		if err == nil {
+			put, err = wire.DecodeRows(f.Put, wire.Answer.Check)
+		}
 		if err != nil {
 			_ = s.Close()
 			return
 		}
 		a.mu.Lock()
-		var outcomes []wire.Outcome
-		switch {
-		case c.Ack != nil:
-			outcomes, a.acked = c.Ack.Outcomes, c.Ack.Generation
-		case c.Outcomes != nil:
-			outcomes = c.Outcomes.Outcomes
-		case c.Resync != nil:
-			a.resyncs = append(a.resyncs, c.Resync.Reason)
+		if f.Resync != "" {
+			a.resyncs = append(a.resyncs, f.Resync)
 		}
-		seen := make(map[port.Key]bool)
-		for _, o := range outcomes {
-			if !seen[o.Key] {
-				seen[o.Key] = true
-				a.outcomes[o.Key] = nil
-			}
-			a.outcomes[o.Key] = append(a.outcomes[o.Key], o.Port())
+		for _, p := range put {
+			a.outcomes[p.Key] = p.Port()
+		}
+		for _, v := range f.Seen {
+			a.acked = v.Generation
 		}
 		a.mu.Unlock()
 	}
@@ -309,14 +319,14 @@ func (a *agent) up() {
 }
 
 // begins sets the first messages of each new session.
-func (a *agent) begins(cs ...wire.Control) {
+func (a *agent) begins(cs ...wire.Frame) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.greet = func() []wire.Control { return cs }
+	a.greet = func() []wire.Frame { return cs }
 }
 
 // say sends control messages on the current session, and waits for one.
-func (a *agent) say(cs ...wire.Control) {
+func (a *agent) say(cs ...wire.Frame) {
 	a.t.Helper()
 	var s link.Session
 	eventually(a.t, "a session", func() bool {
@@ -326,29 +336,64 @@ func (a *agent) say(cs ...wire.Control) {
 		return s != nil
 	})
 	for _, c := range cs {
-		if err := wire.WriteControl(s.Control(), c); err != nil {
+		if err := sendFrame(s, c); err != nil {
 			a.t.Fatalf("agent %s: %v", a.name, err)
 		}
 	}
 }
 
-func snapshot(generation uint64, pubs ...wire.Publication) wire.Control {
-	return wire.Control{Snapshot: &wire.Snapshot{Epoch: "e", Generation: generation, Publications: pubs}}
+// rowsOf encodes rows of a table.
+func rowsOf[T any](rows ...T) (b []byte) {
+	for i, v := range rows {
+		row, err := wire.EncodeRow(v)
+		if err != nil {
+			panic(err)
+		}
+		b = append(append(b, "[,"[min(i, 1)]), row...)
+	}
+	if b != nil {
+		b = append(b, ']')
+	}
+	return b
+}
+
+func snapshot(generation uint64, pubs ...wire.Publication) wire.Frame {
+	return wire.Frame{Table: "wanted", Generation: generation, Put: rowsOf(pubs...)}
+}
+
+// parts are a snapshot in parts.
+func parts(generation uint64, size int, pubs ...wire.Publication) (list []wire.Frame) {
+	for chunk := range slices.Chunk(pubs, size) {
+		f := snapshot(generation, chunk...)
+		f.Part, f.More = len(list), true
+		list = append(list, f)
+	}
+	list[len(list)-1].More = false
+	return list
 }
 
 // incomplete is a snapshot of a guest that has not read all of its sources.
-func incomplete(generation uint64, pubs ...wire.Publication) wire.Control {
+func incomplete(generation uint64, pubs ...wire.Publication) wire.Frame {
 	c := snapshot(generation, pubs...)
-	c.Snapshot.Incomplete = []string{"docker"}
+	c.Partial = []string{"docker"}
 	return c
 }
 
-func put(base uint64, pubs ...wire.Publication) wire.Control {
-	return wire.Control{Change: &wire.Change{Base: base, Generation: base + 1, Put: pubs}}
+func put(base uint64, pubs ...wire.Publication) wire.Frame {
+	return wire.Frame{Table: "wanted", Base: base, Generation: base + 1, Put: rowsOf(pubs...)}
 }
 
-func removed(base uint64, keys ...port.Key) wire.Control {
-	return wire.Control{Change: &wire.Change{Base: base, Generation: base + 1, Removed: keys}}
+func removed(base uint64, keys ...port.Key) wire.Frame {
+	return wire.Frame{Table: "wanted", Base: base, Generation: base + 1, Removed: rowsOf(keys...)}
+}
+
+// whole and change are steps of the wanted set.
+func whole(generation uint64, pubs ...wire.Publication) replica.Step[port.Key, wire.Publication] {
+	return replica.Step[port.Key, wire.Publication]{Generation: generation, Whole: true, Put: pubs}
+}
+
+func change(generation uint64, pubs ...wire.Publication) replica.Step[port.Key, wire.Publication] {
+	return replica.Step[port.Key, wire.Publication]{Generation: generation, Put: pubs}
 }
 
 // settled waits for the acknowledgement of a generation.

@@ -238,7 +238,7 @@ type Stats struct {
 	OutOfDescriptors             uint64 // connections refused because too few file descriptors were left
 	DatagramsDropped, UDPEvicted uint64 // for want of room
 	ToGuest, ToHost              uint64 // payload bytes
-	Snapshots, Changes, Resyncs  uint64 // control messages applied; snapshots requested
+	Snapshots, Changes, Resyncs  uint64 // whole sets and changes applied; snapshots requested
 	Conflicts, ListenFailures    uint64 // attempts to listen that found the address taken; that failed otherwise
 }
 
@@ -444,7 +444,7 @@ func (h *Host) next() time.Time {
 	return at
 }
 
-// publish puts what this step changed into the table, and reports it to the guests.
+// publish puts what this step changed into the table, from which the guests are sent it.
 // h.mu is held.
 func (h *Host) publish() {
 	if len(h.changed) == 0 {
@@ -455,7 +455,6 @@ func (h *Host) publish() {
 			switch p.guest.pubs[p.Key] {
 			case p:
 				tx.Put(p.id(), p.view())
-				p.guest.report(p.Key)
 			case nil:
 				tx.Delete(p.id())
 			}

@@ -426,7 +426,7 @@ func TestPrecedence(t *testing.T) {
 	start(t, Options{Network: net}, a)
 	a.wants(specific, port.Active)
 	steps := []struct {
-		change wire.Control
+		change wire.Frame
 		winner port.Key
 		losers []port.Key
 	}{
@@ -473,7 +473,7 @@ func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
 			a.wants(wildcard, port.Conflict)
 			a.wants(specific, port.Conflict)
 			for i, step := range []struct {
-				change             wire.Control
+				change             wire.Frame
 				wildcard, specific port.State
 			}{
 				{put(1, of(loopback, service, "web")), port.Active, port.Active},
@@ -852,21 +852,17 @@ func TestGapAsksForSnapshot(t *testing.T) {
 
 func TestPartsAreAppliedAsOne(t *testing.T) {
 	a := newAgent(t, "vm")
-	s := wire.Snapshot{Epoch: "e", Generation: 2}
-	for i := range 3 * wire.SnapshotPart {
-		s.Publications = append(s.Publications, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
+	var pubs []wire.Publication
+	for i := range 1500 {
+		pubs = append(pubs, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
 	}
-	parts := s.Split()
-	if len(parts) < 3 {
-		t.Fatalf("%d parts", len(parts))
-	}
-	a.begins(parts...)
+	a.begins(parts(2, 500, pubs...)...)
 	h, _ := start(t, Options{MaxListeners: 100}, a)
 	a.settled(2)
-	if n := h.View().Len(); n != len(s.Publications) {
-		t.Errorf("%d publications, want %d", n, len(s.Publications))
+	if n := h.View().Len(); n != len(pubs) {
+		t.Errorf("%d publications, want %d", n, len(pubs))
 	}
-	for _, p := range s.Publications {
+	for _, p := range pubs {
 		if len(a.heard(p.Key)) != 1 {
 			t.Fatalf("no outcome of %s", p.Key)
 		}
@@ -878,11 +874,10 @@ func TestPartsAreAppliedAsOne(t *testing.T) {
 
 func TestMalformedMessagesEndTheSession(t *testing.T) {
 	a := newAgent(t, "vm")
-	bad := wire.Control{Ack: &wire.Ack{Generation: 1}}
 	part := snapshot(1)
-	part.Snapshot.More = true
-	// A message between the parts of another, again and again.
-	a.begins(part, bad, part, bad, part, bad)
+	part.More = true
+	// A part between the parts of another, again and again.
+	a.begins(slices.Repeat([]wire.Frame{part, part}, 40)...)
 	h, _ := start(t, Options{}, a)
 	eventually(t, "the session is ended and tried again", func() bool {
 		a.mu.Lock()
@@ -1146,11 +1141,13 @@ func TestWaitingPortIsOpenedByTheRulesOfNow(t *testing.T) {
 		h.commit(context.Background())
 	})
 	g, first, second := h.guests[0], key(port.TCP, any4, 80), key(port.TCP, any4, 81)
-	if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1, Publications: []wire.Publication{pub(first), pub(second)}}); err != nil {
+	if err := g.applyWanted(t.Context(), whole(1, pub(first), pub(second))); err != nil {
 		t.Fatal(err)
 	}
 	h.SetPolicy(policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Ports: []rules.PortRange{{First: 81, Last: 81}}}, Deny: true}))
-	if _, err := g.applyChange(t.Context(), &wire.Change{Base: 1, Generation: 2, Removed: []port.Key{first}}); err != nil {
+	gone := change(2)
+	gone.Removed = []port.Key{first}
+	if err := g.applyWanted(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
 	if o := g.pubs[second].outcomes(); len(o) != 1 || o[0].State != port.Denied || len(network.tries) != 1 {
@@ -1193,15 +1190,15 @@ func testFlowOutlivesPublication(t *testing.T) {
 func BenchmarkSnapshot(b *testing.B) {
 	const n = 4096
 	g := newGuestForBench(b)
-	s := wire.Snapshot{Epoch: "e", Generation: 1}
+	var pubs []wire.Publication
 	for i := range n {
-		s.Publications = append(s.Publications, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
+		pubs = append(pubs, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
 	}
 	for b.Loop() {
-		if err := g.applySnapshot(b.Context(), &s); err != nil {
+		if err := g.applyWanted(b.Context(), whole(1, pubs...)); err != nil {
 			b.Fatal(err)
 		}
-		if err := g.applySnapshot(b.Context(), &wire.Snapshot{Epoch: "e", Generation: 1}); err != nil {
+		if err := g.applyWanted(b.Context(), whole(1)); err != nil {
 			b.Fatal(err)
 		}
 		g.h.wg.Wait()

@@ -19,7 +19,7 @@ const keptFor = 30 * time.Second
 
 // kept are the publications of a guest that the snapshot of a new process lacks, which is
 // incomplete.
-// Their listeners stay open and connections wait a while; see wire.Snapshot. A connection
+// Their listeners stay open and connections wait a while. A connection
 // that waited is requested of the guest as any other, which refuses what it does not publish;
 // it ends if the port is withdrawn, or if rules deny what is published there by then.
 type kept struct {
@@ -90,11 +90,11 @@ func (k *kept) await(ctx context.Context, key port.Key, hold time.Duration) bool
 	return true
 }
 
-// keeps reports whether a publication that a snapshot lacks is kept: an earlier process of
+// keeps reports whether a publication that an incomplete snapshot lacks is kept: an earlier process of
 // the same guest published it, and this one has not read all of its sources. A process that only lost its link knows what it published.
 // h.mu is held.
-func (g *guest) keeps(s *wire.Snapshot, k port.Key) bool {
-	if len(s.Incomplete) == 0 || g.sender.Name != g.peer.Name || g.denies(k) || len(g.pubs[k].claims) == 0 {
+func (g *guest) keeps(k port.Key) bool {
+	if g.sender.Name != g.peer.Name || g.denies(k) || len(g.pubs[k].claims) == 0 {
 		return false
 	}
 	first := !g.connected && g.sender.Identity != g.peer.Identity // snapshot of this process
@@ -104,8 +104,7 @@ func (g *guest) keeps(s *wire.Snapshot, k port.Key) bool {
 // denies reports whether a rule of the guest denies a port, by its current report. h.mu is held.
 func (g *guest) denies(k port.Key) bool {
 	p, reported := g.others[k]
-	_, stale := g.stale[k]
-	return reported && !stale && denied(p)
+	return reported && denied(p)
 }
 
 // denied reports whether an unpublished port stays so.
@@ -158,11 +157,11 @@ func (g *guest) limitKept() {
 }
 
 // denyKept withdraws what is kept and denied by a rule of the guest. h.mu is held.
-func (g *guest) denyKept(ctx context.Context, m *wire.Unpublished) {
+func (g *guest) denyKept(ctx context.Context, reported []wire.UnpublishedPort) {
 	if g.kept.len() == 0 {
 		return
 	}
-	for _, p := range m.Put {
+	for _, p := range reported {
 		if denied(p) && g.kept.has(p.Key) {
 			g.remove(p.Key)
 		}

@@ -22,7 +22,7 @@ import (
 )
 
 // restart has a new process of the agent begin a session with these messages.
-func (a *agent) restart(cs ...wire.Control) {
+func (a *agent) restart(cs ...wire.Frame) {
 	a.drop(errors.New("restarting"))
 	a.renew()
 	a.begins(cs...)
@@ -37,7 +37,7 @@ func (a *agent) renew() {
 }
 
 // reconnect has the same process of the agent begin a new session with these messages.
-func (a *agent) reconnect(cs ...wire.Control) {
+func (a *agent) reconnect(cs ...wire.Frame) {
 	a.drop(errors.New("the link was lost"))
 	a.begins(cs...)
 	a.up()
@@ -191,9 +191,9 @@ func TestDeniedPortIsNotKeptWhenReportedFirst(t *testing.T) {
 	pending := unpublishedMessage(true, waiting, p81)
 	withheld := unpublishedMessage(true, withheld, p81)
 	begun := unpublishedMessage(true, denial, key(port.TCP, any4, 82))
-	begun.Unpublished.More = true
+	begun.More = true
 	for name, c := range map[string]struct {
-		report wire.Control
+		report wire.Frame
 		want   []uint16
 	}{
 		"denied":      {unpublishedMessage(true, denial, p81), []uint16{80}},

@@ -355,7 +355,7 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 			k, other := key(port.TCP, any4, 80), key(port.TCP, any4, 90)
 			set := func(g *guest, generation uint64, pubs ...wire.Publication) {
 				t.Helper()
-				if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: generation, Publications: pubs}); err != nil {
+				if err := g.applyWanted(t.Context(), whole(generation, pubs...)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -417,15 +417,15 @@ func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map
 	}
 	defer closeAll(h)
 	g := h.guests[0]
-	if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1}); err != nil {
+	if err := g.applyWanted(t.Context(), whole(1)); err != nil {
 		t.Fatal(err)
 	}
 	all = slices.Clone(all)
 	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for generation := uint64(1); len(all) > 0; generation++ {
 		n := 1 + r.IntN(min(3, len(all)))
-		if ok, err := g.applyChange(t.Context(), &wire.Change{Base: generation, Generation: generation + 1, Put: all[:n]}); !ok || err != nil {
-			t.Fatal(ok, err)
+		if err := g.applyWanted(t.Context(), change(generation+1, all[:n]...)); err != nil {
+			t.Fatal(err)
 		}
 		all = all[n:]
 	}
@@ -471,7 +471,7 @@ func TestMovesOfAGuestAreLimited(t *testing.T) {
 		g.h.mu.Unlock()
 		return h.moved[ID{"vm", k}]
 	}
-	if err := g.applySnapshot(t.Context(), &wire.Snapshot{Generation: 1, Publications: first}); err != nil {
+	if err := g.applyWanted(t.Context(), whole(1, first...)); err != nil {
 		t.Fatal(err)
 	}
 	if m := tried(2); m != (move{}) {

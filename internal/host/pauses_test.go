@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Two hosts that take a guest from each other do so ever less often.
@@ -72,7 +71,7 @@ func TestShortSessionsThatServedReconnectSoon(t *testing.T) {
 			a := newAgent(t, "vm")
 			a.begins(snapshot(1))
 			a.onSession = func(s link.Session) {
-				if wire.WriteControl(s.Control(), snapshot(1)) == nil {
+				if sendFrame(s, snapshot(1)) == nil {
 					time.Sleep(c.lasts)
 				}
 				_ = s.Close()

@@ -4,10 +4,12 @@ package host
 
 import (
 	"context"
-	"maps"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/replica"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -28,54 +30,45 @@ type Unpublished struct {
 // Unpublished returns a table of the ports that guests do not publish.
 func (h *Host) Unpublished() *table.Table[ID, Unpublished] { return h.others }
 
-// applyUnpublished applies a message of the guest. Ports beyond the limit are ignored;
-// stale ports do not count, so there are at most twice as many.
-func (g *guest) applyUnpublished(ctx context.Context, m *wire.Unpublished) {
+// applyUnpublished applies a step of the ports that the guest does not publish.
+func (g *guest) applyUnpublished(ctx context.Context, s replica.Step[port.Key, wire.UnpublishedPort]) error {
 	g.h.mu.Lock()
 	defer g.h.mu.Unlock()
-	g.denyKept(ctx, m)
-	g.omitted = m.Omitted
-	if m.Unread != nil {
-		g.unread = (*m.Unread)[:min(len(*m.Unread), wire.MaxUnread)]
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	if m.Reset {
-		g.stale = maps.Clone(g.others)
-	}
+	g.denyKept(ctx, s.Put)
+	g.omitted = s.Omitted
+	named := make(map[port.Key]struct{}, len(s.Put))
 	g.h.others.Update(func(tx *table.Tx[ID, Unpublished]) {
-		for _, k := range m.Removed {
-			g.removeUnpublished(tx, k)
-		}
-		for _, p := range m.Put {
+		for _, p := range s.Put {
+			named[p.Key] = struct{}{}
 			g.putUnpublished(tx, p)
 		}
-		if !m.More {
-			for k := range g.stale {
+		for _, k := range s.Removed {
+			g.removeUnpublished(tx, k)
+		}
+		for k := range g.others {
+			if _, ok := named[k]; s.Whole && !ok {
 				g.removeUnpublished(tx, k)
 			}
-			g.stale = nil
 		}
 	})
+	if n := len(g.others); n > wire.MaxUnpublished {
+		return fmt.Errorf("%w: %d ports that are not published, at most %d", errProtocol, n, wire.MaxUnpublished)
+	}
+	return nil
 }
 
 func (g *guest) removeUnpublished(tx *table.Tx[ID, Unpublished], k port.Key) {
 	delete(g.others, k)
-	delete(g.stale, k)
 	tx.Delete(ID{g.name, k})
 }
 
 func (g *guest) putUnpublished(tx *table.Tx[ID, Unpublished], p wire.UnpublishedPort) {
 	id := ID{g.name, p.Key}
-	known, had := g.others[p.Key]
-	_, stale := g.stale[p.Key]
-	if (!had || stale) && len(g.others)-len(g.stale) >= wire.MaxUnpublished {
+	if known, had := g.others[p.Key]; had && known.Equal(p) {
 		return
-	}
-	delete(g.stale, p.Key)
-	if had && known.Equal(p) {
-		return
-	}
-	if !had && len(g.others) >= 2*wire.MaxUnpublished {
-		g.removeOneStale(tx)
 	}
 	g.others[p.Key] = p
 	old, had := tx.Get(id)
@@ -89,24 +82,27 @@ func (g *guest) putUnpublished(tx *table.Tx[ID, Unpublished], p wire.Unpublished
 	})
 }
 
-// removeOneStale makes room: a guest may begin one report after the other and end none.
-func (g *guest) removeOneStale(tx *table.Tx[ID, Unpublished]) {
-	for k := range g.stale {
-		g.removeUnpublished(tx, k)
-		return
-	}
-}
-
-// forgetUnpublished forgets all unpublished ports of the guest.
-func (g *guest) forgetUnpublished() {
+// applyUnread applies a step of the NAT rules that the guest does not understand.
+func (g *guest) applyUnread(s replica.Step[wire.Unread, wire.Unread]) error {
 	g.h.mu.Lock()
 	defer g.h.mu.Unlock()
-	g.dropUnpublished()
+	list := slices.Clone(g.unread) // others have the old one
+	if s.Whole {
+		list = nil
+	}
+	list = slices.DeleteFunc(list, func(r wire.Unread) bool { return slices.Contains(s.Removed, r) })
+	list = append(list, s.Put...)
+	slices.SortFunc(list, wire.Unread.Compare)
+	g.unread = slices.Compact(list)
+	if n := len(g.unread); n > wire.MaxUnread {
+		return fmt.Errorf("%w: %d NAT rules, at most %d", errProtocol, n, wire.MaxUnread)
+	}
+	return nil
 }
 
-// dropUnpublished is forgetUnpublished with h.mu held.
+// dropUnpublished forgets what the guest said of ports that it does not publish. h.mu is held.
 func (g *guest) dropUnpublished() {
-	g.unread, g.omitted, g.stale = nil, 0, nil
+	g.unread, g.omitted = nil, 0
 	if len(g.others) == 0 {
 		return
 	}

@@ -3,13 +3,13 @@
 package host
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -21,12 +21,17 @@ var (
 	withheld = port.Because(port.Unlistened)
 )
 
-func unpublishedMessage(reset bool, reason port.Reason, keys ...port.Key) wire.Control {
-	u := &wire.Unpublished{Reset: reset}
+// unpublishedMessage names ports of the first generation, or changes it.
+func unpublishedMessage(first bool, reason port.Reason, keys ...port.Key) wire.Frame {
+	var rows []wire.UnpublishedPort
 	for _, k := range keys {
-		u.Put = append(u.Put, wire.UnpublishedPort{Key: k, Rule: rule1, Reason: wire.FromReason(reason), Source: "socket"})
+		rows = append(rows, wire.UnpublishedPort{Key: k, Rule: rule1, Reason: wire.FromReason(reason), Source: "socket"})
 	}
-	return wire.Control{Unpublished: u}
+	f := wire.Frame{Table: "unpublished", Generation: 1, Put: rowsOf(rows...)}
+	if !first {
+		f.Base = 1
+	}
+	return f
 }
 
 // reasons are those of all unpublished ports, by their numbers.
@@ -80,19 +85,22 @@ func TestUnpublishedPortsAreShown(t *testing.T) {
 	if n := h.Stats().Listeners; n != 1 {
 		t.Errorf("%d listeners", n)
 	}
-	a.say(wire.Control{Unpublished: &wire.Unpublished{Removed: []port.Key{other}, Omitted: 7, Unread: &wire.List[wire.Unread]{{Rule: "r"}}}})
+	gone := unpublishedMessage(false, denial)
+	gone.Removed, gone.Omitted = rowsOf(other), 7
+	a.say(gone, wire.Frame{Table: "unread", Generation: 1, Put: rowsOf(wire.Unread{Rule: "r"}, wire.Unread{Rule: "q"})})
 	wantReasons(t, h, "one is left", map[uint16]string{9229: denial.String()})
-	if g := h.Guests()[0]; g.Omitted != 7 || len(g.Unread) != 1 {
-		t.Errorf("%+v", g)
-	}
+	eventually(t, "the rules, sorted", func() bool {
+		g := h.Guests()[0]
+		return g.Omitted == 7 && slices.Equal(g.Unread, []wire.Unread{{Rule: "q"}, {Rule: "r"}})
+	})
 	sub := h.Unpublished().Subscribe()
 	defer sub.Close()
 	sub.Take()
 
 	// A new session names them anew, in two parts; what it does not name is gone. What it
 	// names was never removed.
-	first, second := unpublishedMessage(true, denial, other), unpublishedMessage(false, denial, hidden)
-	first.Unpublished.More = true
+	first, second := unpublishedMessage(true, denial, other), unpublishedMessage(true, denial, hidden)
+	first.More, second.Part = true, 1
 	a.begins(snapshot(1, pub(pubs)), first, second)
 	a.drop(errors.New("lost"))
 	eventually(t, "the port is lost", func() bool { p, _ := h.View().Get(ID{"vm", pubs}); return p.Lost })
@@ -119,106 +127,36 @@ func TestUnpublishedPortsEndWithTheGracePeriod(t *testing.T) {
 	wantReasons(t, h, "forgotten", nil)
 }
 
-// silent is a session with an agent that does not report them.
-type silent struct{ link.Session }
-
-func (o silent) Peer() link.Peer {
-	p := o.Session.Peer()
-	p.Unpublished = false
-	return p
-}
-
-func TestUnpublishedPortsEndWithAnAgentThatReportsNone(t *testing.T) {
-	a := newAgent(t, "vm")
-	a.begins(snapshot(1), unpublishedMessage(true, denial, key(port.TCP, any4, 9229)))
-	replaced := make(chan struct{})
-	dial := func(ctx context.Context) (link.Session, error) {
-		s, err := a.connect(ctx)
-		select {
-		case <-replaced:
-			if err == nil {
-				s = silent{s}
-			}
-		default:
-		}
-		return s, err
-	}
-	h, _ := startGuests(t, Options{Grace: time.Minute, Guests: []Guest{{Name: "vm", Dial: dial}}})
-	wantReasons(t, h, "shown", map[uint16]string{9229: denial.String()})
-	close(replaced)
-	a.begins(snapshot(1))
-	a.drop(errors.New("lost"))
-	a.up()
-	wantReasons(t, h, "forgotten", nil)
-}
-
-// A guest that sends more than it may costs no more than the limit.
+// A guest that sends more than it may is disconnected.
 func TestUnpublishedPortsAreLimited(t *testing.T) {
-	a := newAgent(t, "vm")
-	m := wire.Unpublished{Reset: true, Unread: &wire.List[wire.Unread]{}}
-	for p := 1; p <= 3*wire.MaxUnpublished; p++ {
-		m.Put = append(m.Put, wire.UnpublishedPort{Key: key(port.TCP, any4, uint16(p))})
-		*m.Unread = append(*m.Unread, wire.Unread{})
-	}
-	last := key(port.TCP, any4, 60000)
-	flooding(a, append(append([]wire.Control{snapshot(1)}, m.Split()...), put(1, pub(last))))
-	h, _ := start(t, Options{Network: newMemory()}, a)
-	a.wants(last, port.Active) // all before it was read
-	if n := h.Unpublished().View().Len(); n != wire.MaxUnpublished {
-		t.Errorf("%d are kept, want %d", n, wire.MaxUnpublished)
-	}
-	if n := len(h.Guests()[0].Unread); n != wire.MaxUnread {
-		t.Errorf("%d rules are kept, want %d", n, wire.MaxUnread)
-	}
-}
-
-func manyUnpublished(first uint16, reset, more bool) wire.Unpublished {
-	m := wire.Unpublished{Reset: reset, More: more}
-	for n := range uint16(wire.MaxUnpublished) {
-		m.Put = append(m.Put, wire.UnpublishedPort{Key: key(port.TCP, any4, first+n)})
-	}
-	return m
-}
-
-// Ports of the former report leave room for those of a new one, which may be as many.
-func TestResetReplacesAllUnpublishedPorts(t *testing.T) {
-	g := newGuest(newIdleHost(t), Guest{Name: "vm"})
-	first, second, third := manyUnpublished(1, true, false), manyUnpublished(10001, true, true), manyUnpublished(20001, true, true)
-	g.applyUnpublished(t.Context(), &first)
-	g.applyUnpublished(t.Context(), &second)
-	if n := len(g.others); n > 2*wire.MaxUnpublished {
-		t.Errorf("%d ports are kept during a report", n)
-	}
-	g.applyUnpublished(t.Context(), &third) // a report that begins before the other ended
-	if n := len(g.others); n > 2*wire.MaxUnpublished {
-		t.Errorf("%d ports are kept during another report", n)
-	}
-	for _, p := range second.Put { // too many: these are stale, and remain so
-		g.applyUnpublished(t.Context(), &wire.Unpublished{More: true, Put: []wire.UnpublishedPort{p}})
-	}
-	g.applyUnpublished(t.Context(), &wire.Unpublished{})
-	got := g.h.Unpublished().View()
-	if got.Len() != wire.MaxUnpublished || len(g.others) != got.Len() {
-		t.Errorf("%d ports, want %d", got.Len(), wire.MaxUnpublished)
-	}
-	for _, p := range third.Put {
-		if _, ok := got.Get(ID{"vm", p.Key}); !ok {
-			t.Fatalf("%s is missing", p.Key)
+	many := func(first uint16, n int) (ports []wire.UnpublishedPort) {
+		for i := range n {
+			ports = append(ports, wire.UnpublishedPort{Key: key(port.TCP, any4, first+uint16(i))})
 		}
+		return ports
 	}
-}
-
-// A port that a part of a report removes is not counted twice.
-func TestRemovedDuringReset(t *testing.T) {
-	g := newGuest(newIdleHost(t), Guest{Name: "vm"})
-	first, second := manyUnpublished(1, true, false), manyUnpublished(10001, false, false)
-	g.applyUnpublished(t.Context(), &first)
-	g.applyUnpublished(t.Context(), &wire.Unpublished{Reset: true, More: true})
-	second.Removed = []port.Key{first.Put[0].Key}
-	second.Put = append(second.Put, wire.UnpublishedPort{Key: key(port.UDP, any4, 1)})
-	g.applyUnpublished(t.Context(), &second)
-	if n := len(g.others); n != wire.MaxUnpublished {
-		t.Errorf("%d ports, want %d", n, wire.MaxUnpublished)
+	var rules []wire.Unread
+	for i := range wire.MaxUnread + 1 {
+		rules = append(rules, wire.Unread{Rule: fmt.Sprint(i)})
+	}
+	for name, fs := range map[string][]wire.Frame{
+		"ports": {{Table: "unpublished", Generation: 1, Put: rowsOf(many(1, wire.MaxUnpublished)...)},
+			{Table: "unpublished", Base: 1, Generation: 2, Put: rowsOf(many(20000, 1)...)}},
+		"rules": {{Table: "unread", Generation: 1, Put: rowsOf(rules[:1]...)}, {Table: "unread", Base: 1, Generation: 2, Put: rowsOf(rules[1:]...)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAgent(t, "vm")
+			a.begins(append([]wire.Frame{snapshot(1)}, fs...)...)
+			h, _ := start(t, Options{Network: newMemory()}, a)
+			eventually(t, "the session is ended and tried again", func() bool {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				return a.dials > 1
+			})
+			if n := h.Unpublished().View().Len(); n > wire.MaxUnpublished+1 {
+				t.Errorf("%d are kept", n)
+			}
+		})
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // BenchmarkThroughput moves 64 KiB per operation from host to agent.
@@ -79,16 +81,49 @@ func BenchmarkRoundTrip(b *testing.B) {
 	})
 	b.Run("idle", func(b *testing.B) {
 		agent, host := sessions(b)
-		run(b, agent.Control(), host.Control())
+		controlled(b, agent, host)
 	})
 	b.Run("beside bulk", func(b *testing.B) {
 		agent, host := sessions(b)
 		g, h := flow(b, agent, host)
 		go func() { _, _ = io.Copy(g, zeroReader{}) }() // agent to host, as the messages go
 		go func() { _, _ = io.Copy(io.Discard, h) }()
-		run(b, agent.Control(), host.Control())
+		controlled(b, agent, host)
 		_ = g.Reset()
 	})
+}
+
+// controlled sends control messages and waits for their answers.
+func controlled(b *testing.B, near, far Session) {
+	frame, err := wire.EncodeFrame(&wire.Frame{Table: "word"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	go func() {
+		for {
+			if _, err := far.Control().Read(b.Context()); err != nil {
+				return
+			}
+			if rest := far.Control().Try(frame); len(rest) > 0 {
+				_ = far.Control().Write(b.Context(), rest)
+			}
+		}
+	}()
+	b.ResetTimer()
+	var worst time.Duration
+	for range b.N {
+		begin := time.Now()
+		if rest := near.Control().Try(frame); len(rest) > 0 {
+			if err := near.Control().Write(b.Context(), rest); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if _, err := near.Control().Read(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		worst = max(worst, time.Since(begin))
+	}
+	b.ReportMetric(float64(worst.Microseconds()), "worst-µs")
 }
 
 func BenchmarkOpen(b *testing.B) {

@@ -120,9 +120,9 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *fl
 	if !o.Token.IsZero() {
 		proof = strings.TrimPrefix(proof+", token", ", ")
 	}
-	s, err := newSession(tctx, conn, o, d, Peer{
+	s, err := newSession(conn, o, d, Peer{
 		Identity: hello.Identity, Name: hello.Name, Version: hello.Build,
-		Address: address(conn), Proof: proof, Unpublished: hello.Unpublished, Runs: hello.Runs && o.Role == RoleAgent,
+		Address: address(conn), Proof: proof, Runs: hello.Runs && o.Role == RoleAgent,
 	}, w, hs.keys(hello))
 	if err != nil {
 		stop()
@@ -304,7 +304,7 @@ func (h *handshake) sendHello() error {
 	frame, raw, err := wire.EncodeHandshake(wire.Handshake{Hello: &wire.Hello{
 		Version: h.o.version, Role: h.o.Role,
 		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version, Network: h.o.Network,
-		Nonce: h.nonce, Token: !h.o.Token.IsZero(), Unpublished: h.o.Role == RoleAgent && !h.o.NoUnpublished,
+		Nonce: h.nonce, Token: !h.o.Token.IsZero(),
 		Runs: h.o.Role == RoleHost && h.o.Runs > 0,
 	}})
 	if err != nil {

@@ -40,26 +40,6 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// An agent that reports nothing unpublished says so, and the host forgets what an earlier
-// one reported. A host reports none.
-func TestHelloWithoutUnpublished(t *testing.T) {
-	for _, no := range []bool{false, true} {
-		o := opts(t, RoleAgent)
-		o.NoUnpublished = no
-		a, b := net.Pipe()
-		d, l := shake(t, opts(t, RoleHost), o, a, b)
-		if d.err != nil || l.err != nil {
-			t.Fatal(d.err, l.err)
-		}
-		if got := d.s.Peer().Unpublished; got == no {
-			t.Errorf("NoUnpublished %v: the agent's hello says %v", no, got)
-		}
-		if l.s.Peer().Unpublished {
-			t.Error("the host's hello says that it reports ports")
-		}
-	}
-}
-
 func TestHandshakeByUser(t *testing.T) {
 	for name, tt := range map[string]struct {
 		token Token
@@ -157,8 +137,8 @@ func TestIncompatiblePeers(t *testing.T) {
 			dialled: RefusedNetwork, accepted: RefusedNetwork, says: []string{"agent and host share one network namespace"},
 		},
 		"too new": {
-			edit:    func(d, _ *Options) { d.version = 3 },
-			dialled: RefusedVersion, accepted: RefusedVersion, says: []string{"link protocol", " 3", fmt.Sprint(" ", wire.Version), "update the older one"},
+			edit:    func(d, _ *Options) { d.version = wire.Version + 1 },
+			dialled: RefusedVersion, accepted: RefusedVersion, says: []string{"link protocol", fmt.Sprint(" ", wire.Version+1), fmt.Sprint(" ", wire.Version), "update the older one"},
 		},
 	}
 	for name, tt := range tests {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package link is the authenticated, multiplexed connection between guest
-// agent and host peer, over any net.Conn: handshake, proof, streams, and the
+// Package link is the authenticated connection between guest agent and host
+// peer, over any net.Conn: handshake, proof, control messages, flows, and the
 // dialers and listeners for unix and vsock.
 package link
 
@@ -29,10 +29,23 @@ type Stream interface {
 // ErrReset is what a stream's reads and writes return after either side reset it.
 var ErrReset = errors.New("stream reset")
 
+// Control carries whole control messages, of at most wire.MaxControlFrame bytes. Read and the
+// others may be called at the same time.
+type Control interface {
+	// Read returns the next message, without its header.
+	Read(ctx context.Context) ([]byte, error)
+	// Write sends a message with its header, within wire.WriteTimeout. When it failed, the
+	// session is of no more use.
+	Write(ctx context.Context, frame []byte) error
+	// Try sends what of a message needs no waiting, and returns the rest. If that is shorter,
+	// the next Write must be of it.
+	Try(frame []byte) (rest []byte)
+}
+
 // Session is one proved connection to a peer.
 type Session interface {
-	// Control is the stream for control messages. It exists from the start.
-	Control() Stream
+	// Control carries control messages. It exists from the start.
+	Control() Control
 	// Open starts a flow stream (host side), or a stream for a run (agent side), which only a
 	// peer takes that has Runs.
 	Open(ctx context.Context) (Stream, error)
@@ -130,8 +143,6 @@ type Peer struct {
 	Version  string // build version
 	Address  string // transport address
 	Proof    string // how it proved itself: "token", "uid 0"
-	// Unpublished reports that it sends the message wire.Unpublished.
-	Unpublished bool
 	// Runs reports that it is a host that may run programs for the agent.
 	Runs bool
 }

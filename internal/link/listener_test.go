@@ -61,7 +61,7 @@ func TestListenAndDial(t *testing.T) {
 					t.Fatal(err)
 				}
 				closed(t, agent)
-				echoed(t, host.Control(), agent.Control())
+				told(t, host, agent)
 				if a := agent.Peer().Address; !strings.Contains(a, e.Path) {
 					t.Errorf("peer's address %q", a)
 				}
@@ -184,7 +184,7 @@ func TestSessionsNotAccepted(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed(t, agent)
-	echoed(t, second.Control(), agent.Control())
+	told(t, second, agent)
 }
 
 func TestRefusalLogIsRateLimited(t *testing.T) {
@@ -494,7 +494,7 @@ func TestRedialer(t *testing.T) {
 			t.Fatal(err)
 		}
 		host := <-got
-		echoed(t, host.Control(), agent.Control())
+		told(t, host, agent)
 		select {
 		case <-got:
 			t.Error("a second session beside a live one")

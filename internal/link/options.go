@@ -59,8 +59,6 @@ type Options struct {
 	// KeepAlive is how long a session may be without traffic before the peer
 	// must answer a ping within 30 s; 30 s if 0.
 	KeepAlive time.Duration
-	// NoUnpublished says that this agent does not send wire.Unpublished.
-	NoUnpublished bool
 	// Runs is how many streams an agent may have open at once to have programs run on this
 	// host. The next is reset. With 0 it may open none, and is told so.
 	Runs   int

@@ -50,7 +50,7 @@ func TestAgentOpensRuns(t *testing.T) {
 	if !errors.Is(err, ErrReset) {
 		t.Errorf("one stream too many: %v", err)
 	}
-	echoed(t, host.Control(), agent.Control())
+	told(t, host, agent)
 	g, h := flow(t, agent, host)
 	echoed(t, h, g)
 }
@@ -99,5 +99,5 @@ func TestUnreadRunHoldsUpNothing(t *testing.T) {
 	if err := <-done; !errors.Is(err, ErrReset) {
 		t.Errorf("the writer ended with %v", err)
 	}
-	echoed(t, host.Control(), agent.Control())
+	told(t, host, agent)
 }

@@ -31,7 +31,7 @@ const (
 
 // muxConfig tunes yamux. Its windows: 256 KiB is the least the specification
 // knows, and enough where the round trip takes microseconds.
-func muxConfig(o Options, d direction) *yamux.Config {
+func muxConfig(o Options) *yamux.Config {
 	c := yamux.DefaultConfig()
 	c.AcceptBacklog = acceptBacklog
 	c.EnableKeepAlive = true
@@ -41,21 +41,18 @@ func muxConfig(o Options, d direction) *yamux.Config {
 	c.WriteCoalesceDelay = 0
 	c.MaxStreamWindowSize = maxWindow
 	c.MaxMessageSize = maxMessage
-	c.ReadBufSize = readBuffer
+	c.ReadBufSize = 0 // mixed has a buffer
 	c.LogOutput = muxLog{o.Logger}
 	c.MaxIncomingStreams = uint32(o.Runs)
 	if o.Role == RoleAgent {
 		c.MaxIncomingStreams = uint32(o.MaxStreams)
-	}
-	if d == acceptor {
-		c.MaxIncomingStreams++ // the control stream
 	}
 	return c
 }
 
 const (
 	maxWindow  = 1 << 20  // bytes that one busy stream may have under way
-	maxMessage = 64 << 10 // bytes of one frame, which can delay a control message
+	maxMessage = 64 << 10 // bytes of one frame, which a control message may wait for
 	readBuffer = 4 << 10
 )
 
@@ -97,13 +94,14 @@ func (c *lastWords) Close() error {
 	return c.Conn.Close()
 }
 
-// session is a Session over yamux.
+// session is a Session over yamux, beside which control messages have their own framing.
 type session struct {
 	conn     *lastWords
+	records  *mixed
 	mux      *yamux.Session
 	role     Role
 	peer     Peer
-	control  *stream
+	control  *control
 	incoming chan Stream
 	o        Options
 	dial     dialFunc // nil if flows have no connections of their own
@@ -120,20 +118,20 @@ type session struct {
 	wg     sync.WaitGroup
 }
 
-// newSession starts multiplexing. The dialler opens the control stream, the
-// acceptor takes the first stream for it.
-func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer Peer, w *flowSource, keys flowKeys) (*session, error) {
+// newSession starts multiplexing.
+func newSession(conn net.Conn, o Options, d direction, peer Peer, w *flowSource, keys flowKeys) (*session, error) {
 	start := yamux.Server
 	if d == dialler {
 		start = yamux.Client
 	}
 	last := &lastWords{Conn: conn, done: make(chan struct{})}
-	mux, err := start(last, muxConfig(o, d), new(budget).span)
+	records := newMixed(last, conn)
+	mux, err := start(records, muxConfig(o), new(budget).span)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errInternal, err)
 	}
 	s := &session{
-		conn: last, mux: mux, role: o.Role, peer: peer, incoming: make(chan Stream), o: o,
+		conn: last, records: records, mux: mux, role: o.Role, peer: peer, incoming: make(chan Stream), o: o,
 		keys: keys, flows: make(map[*flowConn]struct{}),
 	}
 	forget := func() {}
@@ -144,19 +142,7 @@ func newSession(ctx context.Context, conn net.Conn, o Options, d direction, peer
 		w.in.serves(s)
 		forget = func() { w.in.forget(s) }
 	}
-	var control *yamux.Stream
-	if d == dialler {
-		control, err = mux.OpenStream(ctx)
-	} else {
-		control, err = mux.AcceptStream() // ctx closes conn
-	}
-	if err != nil {
-		_ = mux.Close()
-		forget()
-		s.endFlows()
-		return nil, err
-	}
-	s.control = &stream{s: s, mux: control}
+	s.control = &control{c: records, s: s}
 	s.wg.Go(func() {
 		<-s.Done()
 		forget()
@@ -214,7 +200,7 @@ func (s *session) accept() {
 	}
 }
 
-func (s *session) Control() Stream       { return s.control }
+func (s *session) Control() Control      { return s.control }
 func (s *session) Peer() Peer            { return s.peer }
 func (s *session) Done() <-chan struct{} { return s.mux.CloseChan() }
 
@@ -302,7 +288,7 @@ func (s *session) CloseWith(r Reason) error {
 	s.once.Do(func() {
 		// yamux waits for the frame being written, which a stalled peer does not take.
 		s.conn.hurry()
-		stall := time.AfterFunc(closeWait, func() { _ = s.conn.Close() })
+		stall := time.AfterFunc(closeWait, func() { _ = s.records.Close() })
 		s.err = s.mux.CloseWithError(uint32(r))
 		stall.Stop()
 		s.mu.Lock()

@@ -43,7 +43,7 @@ func TestVsockLoopback(t *testing.T) {
 		t.Fatal(agent.err)
 	}
 	closed(t, agent.s)
-	echoed(t, host.Control(), agent.s.Control())
+	told(t, host, agent.s)
 	g, h := flow(t, agent.s, host)
 	msg := bytes.Repeat([]byte("vsock"), 1<<20)
 	go func() {

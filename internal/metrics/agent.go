@@ -189,7 +189,7 @@ func declareAgent() *agentFamilies {
 	f.closed = f.counter("link_sessions_closed_total", "Sessions that the agent ended.",
 		Label{"reason", "`replaced` by a newer host, `silent` host"})
 	f.messages = f.counter("link_messages_total", "Control messages by direction.", direction)
-	f.control = f.counter("link_bytes_total", "Bytes on the control streams by direction.", direction)
+	f.control = f.counter("link_bytes_total", "Bytes of control messages by direction.", direction)
 	f.rejected = f.counter("link_rejected_total", "Rejected input from a host.",
 		Label{"reason", "`malformed` message, `stray` outcome for a key that was never sent"})
 	f.asked = f.counter("link_updates_total", "Updates sent to the host, and resyncs it requested.",

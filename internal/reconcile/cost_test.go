@@ -105,7 +105,7 @@ func TestOutcomesHaveNoRoomToSpare(t *testing.T) {
 	w := worker{sink: new(hintCounter)}
 	for _, state := range []port.State{port.Pending, port.Active, port.Failed} {
 		outcomes.Update(func(tx *table.Tx[port.Key, Outcomes]) {
-			w.replace(tx, k, []port.Outcome{{Key: k, State: state}}, time.Now())
+			replace(tx, w.sink.Name(), k, []port.Outcome{{Key: k, State: state}}, time.Now())
 		})
 		if got, _ := outcomes.View().Get(k); len(got) != 1 || cap(got) != 1 {
 			t.Errorf("%v: %d outcomes with room for %d", state, len(got), cap(got))

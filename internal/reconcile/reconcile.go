@@ -51,7 +51,9 @@ type Options struct {
 	// Synced, if not nil, is called with the times of the events of the publications that a
 	// sink made active, as far as they came by events (port.Publication.Observed).
 	Synced func(sink string, observed []int64)
-	Logger *slog.Logger
+	// Follower, if not nil, is a sink that subscribes to the wanted set by itself.
+	Follower Follower
+	Logger   *slog.Logger
 }
 
 // SinkOutcome is an outcome of one publication with the sink that returned it.
@@ -84,7 +86,7 @@ type Reconciler struct {
 	sinks    []Sink
 	wanted   *table.Table[port.Key, port.Publication]
 	outcomes *table.Table[port.Key, Outcomes]
-	counters []counters // of each of sinks
+	counters []counters // of each of sinks, and of the follower
 
 	first   chan struct{} // closed when every sink was in sync once
 	waiting atomic.Int32  // sinks that were not
@@ -107,10 +109,16 @@ type SinkStats struct {
 
 // Stats returns the counts of each sink, in the order of the sinks.
 func (r *Reconciler) Stats() []SinkStats {
-	stats := make([]SinkStats, len(r.sinks))
-	for i, s := range r.sinks {
-		c := &r.counters[i]
-		stats[i] = SinkStats{s.Name(), c.syncs.Load(), c.failures.Load(), c.retries.Load()}
+	stats := make([]SinkStats, 0, len(r.counters))
+	add := func(name string) {
+		c := &r.counters[len(stats)]
+		stats = append(stats, SinkStats{name, c.syncs.Load(), c.failures.Load(), c.retries.Load()})
+	}
+	for _, s := range r.sinks {
+		add(s.Name())
+	}
+	if r.o.Follower != nil {
+		add(r.o.Follower.Name())
 	}
 	return stats
 }
@@ -135,10 +143,14 @@ func New(from *table.Table[port.Key, port.Publication], sinks []Sink, o Options)
 		outcomes: table.New[port.Key, Outcomes](port.Key.Compare),
 		first:    make(chan struct{}),
 		complete: make(chan struct{}),
-		counters: make([]counters, len(sinks)),
 	}
-	r.waiting.Store(int32(len(sinks)))
-	if len(sinks) == 0 {
+	n := len(sinks)
+	if o.Follower != nil {
+		n++
+	}
+	r.counters = make([]counters, n)
+	r.waiting.Store(int32(n))
+	if n == 0 {
 		close(r.first)
 	}
 	return r
@@ -169,6 +181,12 @@ func (r *Reconciler) Outcomes() *table.Table[port.Key, Outcomes] { return r.outc
 
 // Run drives the sinks until ctx ends.
 func (r *Reconciler) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	begun := make(chan struct{})
+	if f := r.o.Follower; f != nil {
+		wg.Go(func() { f.Follow(ctx, &Record{r: r, name: f.Name(), count: &r.counters[len(r.sinks)], begun: begun}) })
+	}
 	var err error
 	if r.missing, err = r.awaitReady(ctx); err != nil {
 		return err
@@ -182,8 +200,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	if len(r.missing) == 0 {
 		r.completed()
 	}
-	var wg sync.WaitGroup
-	defer wg.Wait()
+	close(begun)
 	for i, s := range r.sinks {
 		wg.Go(func() { r.drive(ctx, s, &r.counters[i]) })
 	}
@@ -464,13 +481,18 @@ func (w *worker) sync(ctx context.Context, view View, change Change) time.Durati
 	}
 	if !w.once {
 		w.once = true
-		if w.r.waiting.Add(-1) == 0 {
-			close(w.r.first)
-		}
+		w.r.inSync()
 	}
 	w.pause.Reset()
 	w.synced, w.keys = view.Generation(), nil
 	return 0
+}
+
+// inSync notes that one more sink was in sync.
+func (r *Reconciler) inSync() {
+	if r.waiting.Add(-1) == 0 {
+		close(r.first)
+	}
 }
 
 // union returns the keys of both, each once. Each of a and b has a key once.
@@ -524,14 +546,14 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 			p, wanted := view.Get(k)
 			switch {
 			case wanted && named:
-				w.replace(tx, k, outs, now)
+				replace(tx, w.sink.Name(), k, outs, now)
 				if p.Observed != 0 && slices.ContainsFunc(outs, func(o port.Outcome) bool { return o.State == port.Active }) {
 					observed = append(observed, p.Observed)
 				}
 			case wanted && failed:
-				w.replace(tx, k, []port.Outcome{{Key: k, State: port.Failed, Reason: port.Because(port.SystemFailed, err.Error())}}, now)
+				replace(tx, w.sink.Name(), k, []port.Outcome{{Key: k, State: port.Failed, Reason: port.Because(port.SystemFailed, err.Error())}}, now)
 			case !wanted && err == nil:
-				w.replace(tx, k, nil, now)
+				replace(tx, w.sink.Name(), k, nil, now)
 			}
 		}
 		if asked == len(outcomes) {
@@ -539,7 +561,7 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 		}
 		for k, outs := range outcomes {
 			if _, wanted := view.Get(k); wanted {
-				w.replace(tx, k, outs, now) // a second time changes nothing
+				replace(tx, w.sink.Name(), k, outs, now) // a second time changes nothing
 			}
 		}
 	})
@@ -548,10 +570,9 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 	}
 }
 
-// replace sets this sink's outcomes of one key and leaves those of other sinks.
-func (w *worker) replace(tx *table.Tx[port.Key, Outcomes], k port.Key, outcomes []port.Outcome, now time.Time) {
+// replace sets the outcomes of one sink for one key and leaves those of other sinks.
+func replace(tx *table.Tx[port.Key, Outcomes], name string, k port.Key, outcomes []port.Outcome, now time.Time) {
 	old, _ := tx.Get(k)
-	name := w.sink.Name()
 	others := 0
 	for _, o := range old {
 		if o.Sink != name {

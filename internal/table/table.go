@@ -120,29 +120,44 @@ func (tx *Tx[K, V]) Range(first, last K) (keys []K) {
 // notifies the subscribers. f must not call back into the table. It returns the
 // generation after it.
 func (t *Table[K, V]) Update(f func(*Tx[K, V])) uint64 {
+	generation, told := t.update(f)
+	for _, on := range told {
+		on()
+	}
+	return generation
+}
+
+// update is Update without the calls of OnChange, which it returns.
+func (t *Table[K, V]) update(f func(*Tx[K, V])) (generation uint64, told []func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	tx := Tx[K, V]{t: t}
 	f(&tx)
 	if len(tx.changed) == 0 {
-		return t.gen
+		return t.gen, nil
 	}
 	t.gen++
+	tell := func(s *Subscription[K, V]) {
+		s.c.Notify()
+		if s.on != nil {
+			told = append(told, s.on)
+		}
+	}
 	for s := range t.subs {
 		if s.keys != nil {
 			for _, k := range tx.changed {
 				s.add(k)
 			}
 		}
-		s.c.Notify()
+		tell(s)
 	}
 	for s := range t.choosy {
 		if s.touched {
 			s.touched = false
-			s.c.Notify()
+			tell(s)
 		}
 	}
-	return t.gen
+	return t.gen, told
 }
 
 // View returns the current state of the table, in constant time.
@@ -196,6 +211,7 @@ func (t *Table[K, V]) subscribe(among map[*Subscription[K, V]]struct{}, match fu
 type Subscription[K comparable, V any] struct {
 	t       *Table[K, V]
 	c       schedule.Signal
+	on      func()         // see OnChange
 	match   func(V) bool   // nil: all
 	touched bool           // by the step that runs, with match
 	keys    map[K]struct{} // nil: none are named
@@ -212,6 +228,15 @@ func (s *Subscription[K, V]) add(k K) {
 
 // C receives when there is something to Take, with a capacity of one.
 func (s *Subscription[K, V]) C() <-chan struct{} { return s.c }
+
+// OnChange has f called after each step for which C receives, by the goroutine that made the
+// step, once the table is free again. f must not wait. To be called once, before others have
+// the subscription.
+func (s *Subscription[K, V]) OnChange(f func()) {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	s.on = f
+}
 
 // Take returns the current view of the table and what changed since the last
 // Take, in the order of the changes.

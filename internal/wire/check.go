@@ -9,76 +9,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Check reports whether c is one message within the limits. ReadControl has
-// checked what it returns.
-func (c Control) Check() error {
-	n := 0
-	for _, set := range [...]bool{
-		c.Snapshot != nil, c.Change != nil, c.Ack != nil, c.Outcomes != nil, c.Resync != nil, c.Unpublished != nil,
-	} {
-		if set {
-			n++
-		}
-	}
-	if n != 1 {
-		return malformed("%d messages, want 1", n)
-	}
-	switch {
-	case c.Snapshot != nil:
-		return c.Snapshot.check()
-	case c.Change != nil:
-		if c.Change.Generation <= c.Change.Base {
-			return malformed("change: generation %d is not after base %d", c.Change.Generation, c.Change.Base)
-		}
-		if err := checkAll(c.Change.Put, Publication.Check); err != nil {
-			return err
-		}
-		return checkAll(c.Change.Removed, checkKey)
-	case c.Ack != nil:
-		return checkAll(c.Ack.Outcomes, Outcome.check)
-	case c.Outcomes != nil:
-		return checkAll(c.Outcomes.Outcomes, Outcome.check)
-	case c.Unpublished != nil:
-		return c.Unpublished.check()
-	default:
-		return checkText("resync: reason", c.Resync.Reason, MaxReason)
-	}
-}
-
-func (s *Snapshot) check() error {
-	if s.Epoch == "" {
-		return malformed("snapshot: no epoch")
-	}
-	if err := checkText("snapshot: epoch", s.Epoch, MaxWord); err != nil {
-		return err
-	}
-	if len(s.Incomplete) > MaxIncomplete {
-		return malformed("snapshot: %d sources, at most %d", len(s.Incomplete), MaxIncomplete)
-	}
-	for _, name := range s.Incomplete {
-		if err := checkText("snapshot: source", name, MaxWord); err != nil {
-			return err
-		}
-	}
-	return checkAll(s.Publications, Publication.Check)
-}
-
-func (u *Unpublished) check() error {
-	if u.Omitted < 0 {
-		return malformed("%d ports omitted", u.Omitted)
-	}
-	if err := checkAll(u.Put, UnpublishedPort.check); err != nil {
-		return err
-	}
-	if u.Unread != nil {
-		if err := checkAll(*u.Unread, Unread.check); err != nil {
-			return err
-		}
-	}
-	return checkAll(u.Removed, checkKey)
-}
-
-func (p UnpublishedPort) check() error {
+// Check reports whether a receiver would accept p.
+func (p UnpublishedPort) Check() error {
 	if err := checkKey(p.Key); err != nil {
 		return err
 	}
@@ -100,7 +32,8 @@ func (p UnpublishedPort) check() error {
 	return checkTexts(p.Source, p.Rule.Name)
 }
 
-func (r Unread) check() error { return checkTexts("", r.Where, r.Rule, r.Reason) }
+// Check reports whether a receiver would accept r.
+func (r Unread) Check() error { return checkTexts("", r.Where, r.Rule, r.Reason) }
 
 func checkTexts(source string, texts ...string) error {
 	for _, s := range texts {
@@ -220,12 +153,25 @@ func checkOwner(key port.Key, o port.Owner) error {
 	return nil
 }
 
-func (o Outcome) check() error {
-	if err := checkKey(o.Key); err != nil {
+// Check reports whether a receiver would accept a.
+func (a Answer) Check() error {
+	if err := checkKey(a.Key); err != nil {
 		return err
 	}
+	if n := len(a.Outcomes); n == 0 || n > MaxOutcomes {
+		return malformed("%s: %d outcomes, want 1 to %d", a.Key, n, MaxOutcomes)
+	}
+	for _, o := range a.Outcomes {
+		if err := o.check(a.Key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o Outcome) check(k port.Key) error {
 	if o.State < port.Denied || o.State > port.Active {
-		return malformed("%s: no state", o.Key)
+		return malformed("%s: no state", k)
 	}
 	if o.HostAddress != (netip.AddrPort{}) {
 		if err := checkAddr(o.HostAddress.Addr()); err != nil {
@@ -233,7 +179,7 @@ func (o Outcome) check() error {
 		}
 	}
 	if o.State == port.Active && o.HostAddress.Port() == 0 {
-		return malformed("%s: active without a host address", o.Key)
+		return malformed("%s: active without a host address", k)
 	}
 	return o.Reason.check()
 }
@@ -260,6 +206,9 @@ func (p FlowReply) check() error {
 	}
 	return malformed("unknown status %q", string(p.Status))
 }
+
+// CheckKey reports whether a receiver would accept k.
+func CheckKey(k port.Key) error { return checkKey(k) }
 
 func checkKey(k port.Key) error {
 	if k.Protocol != port.TCP && k.Protocol != port.UDP {

@@ -132,9 +132,9 @@ func fit(k, v string) bool {
 }
 
 // FromUnpublished returns what is sent of a port that is not published. Texts that are too
-// long are truncated; a key that no receiver accepts is reported by ok.
-func FromUnpublished(p port.Publication) (w UnpublishedPort, ok bool) {
-	w = UnpublishedPort{
+// long are truncated.
+func FromUnpublished(p port.Publication) UnpublishedPort {
+	w := UnpublishedPort{
 		Key: p.Key, Rule: p.Decision.Rule, Reason: FromReason(p.Decision.Reason),
 		Owner: port.Owner{
 			Kind: p.Owner.Kind, Name: truncate(p.Owner.Name, MaxName), ID: truncate(p.Owner.ID, MaxName), Namespace: truncate(p.Owner.Namespace, MaxName),
@@ -146,12 +146,12 @@ func FromUnpublished(p port.Publication) (w UnpublishedPort, ok bool) {
 	if len(p.Origins) > 0 {
 		w.Source = truncate(p.Origins[0].Source, MaxWord)
 	}
-	return w, checkKey(p.Key) == nil
+	return w
 }
 
-// FitSources returns names of sources as a Snapshot has them: not too many, and truncated.
+// FitSources returns names of sources as a Frame has them: not too many, and truncated.
 func FitSources(names []string) List[string] {
-	out := make(List[string], 0, min(len(names), MaxIncomplete))
+	out := make(List[string], 0, min(len(names), MaxPartial))
 	for _, n := range names[:cap(out)] {
 		out = append(out, truncate(n, MaxWord))
 	}
@@ -199,14 +199,23 @@ func DemandOrigins(demands []string) (list []port.OriginInfo) {
 	return list
 }
 
-// FromOutcome returns o for the wire. Its reason is cut to MaxReason.
-func FromOutcome(o port.Outcome) Outcome {
-	return Outcome{Key: o.Key, State: o.State, HostAddress: unmapPort(o.HostAddress), Reason: FromReason(o.Reason)}
+// FromOutcomes returns the outcomes of one publication for the wire: not too many, and their
+// reasons cut to MaxReason.
+func FromOutcomes(k port.Key, outcomes []port.Outcome) Answer {
+	a := Answer{Key: k}
+	for _, o := range outcomes[:min(len(outcomes), MaxOutcomes)] {
+		a.Outcomes = append(a.Outcomes, Outcome{State: o.State, HostAddress: unmapPort(o.HostAddress), Reason: FromReason(o.Reason)})
+	}
+	return a
 }
 
-// Port returns o. Since is not on the wire.
-func (o Outcome) Port() port.Outcome {
-	return port.Outcome{Key: o.Key, State: o.State, HostAddress: o.HostAddress, Reason: o.Reason.Reason}
+// Port returns the outcomes. Since is not on the wire.
+func (a Answer) Port() []port.Outcome {
+	list := make([]port.Outcome, 0, len(a.Outcomes))
+	for _, o := range a.Outcomes {
+		list = append(list, port.Outcome{Key: a.Key, State: o.State, HostAddress: o.HostAddress, Reason: o.Reason.Reason})
+	}
+	return list
 }
 
 func unmapPort(a netip.AddrPort) netip.AddrPort {

@@ -8,51 +8,6 @@ import (
 	"net/netip"
 )
 
-// ReadControl reads and checks the next control message. An error that is
-// ErrMalformed leaves the stream in step; any other ends its use. Unknown
-// fields are ignored, an unknown message is an error that names it. Deadlines
-// are the caller's.
-func ReadControl(r io.Reader) (Control, error) {
-	body, err := readFrame(r, MaxControlFrame)
-	if err != nil {
-		return Control{}, err
-	}
-	return decodeControl(body)
-}
-
-func decodeControl(body []byte) (Control, error) {
-	var c Control
-	message := union(func(name string) any {
-		switch name {
-		case "snapshot":
-			return &c.Snapshot
-		case "change":
-			return &c.Change
-		case "ack":
-			return &c.Ack
-		case "outcomes":
-			return &c.Outcomes
-		case "resync":
-			return &c.Resync
-		case "unpublished":
-			return &c.Unpublished
-		}
-		return nil
-	})
-	err := decode(body, &message)
-	if err == nil {
-		err = c.Check()
-	}
-	if err != nil {
-		return Control{}, err
-	}
-	return c, nil
-}
-
-// WriteControl writes c as one frame in a single Write. What does not fit is
-// ErrTooLarge and nothing is written; see Split.
-func WriteControl(w io.Writer, c Control) error { return writeFrame(w, &c, MaxControlFrame) }
-
 // ReadRequest reads and checks the request at the start of a flow stream.
 func ReadRequest(r io.Reader) (FlowRequest, error) {
 	body, err := readFrame(r, MaxRequestFrame)

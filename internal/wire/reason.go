@@ -96,26 +96,19 @@ func (r *Reason) UnmarshalJSONFrom(d *jsontext.Decoder) error {
 	return nil
 }
 
-// size is how many bytes of text a reason has, and how many reasons it is.
-func (r Reason) size() (text, n int) {
+// size is how many bytes of text a reason has.
+func (r Reason) size() (text int) {
 	for one := range r.All() {
-		n++
 		text += len(one.Rule().Name)
 		for _, arg := range one.Args() {
 			text += len(arg)
 		}
 	}
-	return text, n
-}
-
-// encodedSize is an upper bound.
-func (r Reason) encodedSize() int {
-	text, n := r.size()
-	return 192*n + 6*text
+	return text
 }
 
 func (r Reason) check() error {
-	if text, _ := r.size(); text > MaxReason {
+	if text := r.size(); text > MaxReason {
 		return malformed("reason of %d bytes, at most %d", text, MaxReason)
 	}
 	return nil

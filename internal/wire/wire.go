@@ -5,14 +5,14 @@
 package wire
 
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// Version is the protocol version that this build speaks. Version 2 has a
-// connection for each flow where the host dials.
-const Version = 2
+// Version is the protocol version that this build speaks. Both sides must have the same.
+const Version = 3
 
 // Limits of what one peer may send to the other.
 const (
@@ -22,7 +22,6 @@ const (
 	MaxDatagram     = 65535     // bytes of one UDP payload
 	MaxPublications = 2 * 65536 // of one guest: 65,536 ports in both families
 	MaxSetBytes     = 64 << 20  // text (names, labels) in one guest's set
-	SnapshotPart    = 512       // items that a sender puts in one part of a message
 	MaxListItems    = 16384     // items that a receiver takes in one list of a message
 )
 
@@ -34,6 +33,7 @@ const (
 	MaxReason     = 512      // reasons of outcomes, replies and refusals
 	MaxZone       = 32       // zone of a link-local address
 	MaxHosts      = 16       // host addresses of one publication
+	MaxOutcomes   = 32       // of one publication: two for each host address that it can ask for
 	MaxLabels     = 64       // labels of one owner
 	MaxLabelKey   = 256      // key of one label
 	MaxLabelValue = 1024     // value of one label
@@ -43,71 +43,14 @@ const (
 	MaxOtherBytes = 96 << 10 // names and labels of all of these, and otherSize for each
 )
 
-// Limits of what a host keeps of one guest beside its publications; see Unpublished.
+// Limits of what a host keeps of one guest beside its publications.
 const (
 	MaxUnpublished = 4096 // of 2,048 ports in both families
 	MaxUnread      = 64   // NAT rules
 )
 
-// MaxIncomplete is how many sources Snapshot.Incomplete names at most.
-const MaxIncomplete = 16
-
-// Control is one message on the control stream; exactly one field is set.
-type Control struct {
-	Snapshot *Snapshot `json:"snapshot,omitempty"` // agent to host
-	Change   *Change   `json:"change,omitempty"`   // agent to host
-	Ack      *Ack      `json:"ack,omitempty"`      // host to agent
-	Outcomes *Outcomes `json:"outcomes,omitempty"` // host to agent, at any time
-	Resync   *Resync   `json:"resync,omitempty"`   // host to agent
-
-	Unpublished *Unpublished `json:"unpublished,omitzero"` // agent to host
-}
-
-// Snapshot is the whole wanted set. A large one comes in parts: More is set on
-// all but the last, and the host applies nothing before the last.
-type Snapshot struct {
-	Epoch        string            `json:"epoch"` // names one life of the agent
-	Generation   uint64            `json:"generation"`
-	Publications List[Publication] `json:"publications"`
-	More         bool              `json:"more,omitzero"`
-	// Incomplete names sources that the agent has not read yet, as one whose engine does
-	// not answer: their ports may be missing. The host keeps the ports that an earlier
-	// session had and that are missing here, until a snapshot comes that is complete, or
-	// for a limited time.
-	Incomplete List[string] `json:"incomplete,omitempty"`
-}
-
-// Change turns the set of generation Base into that of Generation. A host that
-// is not at Base answers Resync and applies nothing. A large one comes in
-// parts with the same Base and Generation, as a Snapshot does; see Joiner.
-type Change struct {
-	Base       uint64            `json:"base"`
-	Generation uint64            `json:"generation"`
-	Put        List[Publication] `json:"put,omitempty"`
-	Removed    List[port.Key]    `json:"removed,omitempty"`
-	More       bool              `json:"more,omitzero"`
-}
-
-// Ack reports that the host is at Generation, with the outcomes of the publications
-// that the acknowledged message named. What does not fit in one frame is sent
-// before it in Outcomes; see Split.
-type Ack struct {
-	Generation uint64        `json:"generation"`
-	Outcomes   List[Outcome] `json:"outcomes,omitempty"`
-}
-
-// Outcomes reports outcomes that changed since the last Ack (a conflict that ended,
-// a listener that failed, progress with a large set). For each key it names, it is
-// complete.
-type Outcomes struct {
-	Outcomes List[Outcome] `json:"outcomes"`
-}
-
-// Resync asks for a snapshot, and for a new report of the ports that are not published:
-// what the host dropped may have been of either.
-type Resync struct {
-	Reason string `json:"reason"`
-}
+// MaxPartial is how many sources Frame.Partial names at most.
+const MaxPartial = 16
 
 // Publication is what the host needs to know of a publication.
 type Publication struct {
@@ -154,22 +97,6 @@ func (p *Publication) Wish() Labels {
 	return *p.Labels
 }
 
-// Unpublished changes what the host knows of ports that the agent does not publish. It is
-// text for users of the host: there is neither a host address nor anything to dial in it, and
-// the agent refuses flows to such ports. It is sent only to a host whose Hello has
-// Unpublished, belongs to no generation and is not acknowledged. The first one of a session,
-// and the first one after a Resync, has Reset.
-type Unpublished struct {
-	Reset   bool                  `json:"reset,omitzero"` // forget what was sent before
-	More    bool                  `json:"more,omitzero"`  // the next one belongs to it
-	Put     List[UnpublishedPort] `json:"put,omitempty"`
-	Removed List[port.Key]        `json:"removed,omitempty"`
-	Omitted int                   `json:"omitted,omitzero"` // ports that were not sent, beyond MaxUnpublished
-	// Unread are the NAT rules that the agent does not understand, at most MaxUnread. They
-	// replace those sent before. Nil leaves those alone.
-	Unread *List[Unread] `json:"unread,omitzero"`
-}
-
 // UnpublishedPort is a port that is denied, withheld or pending in the guest.
 type UnpublishedPort struct {
 	port.Key
@@ -188,14 +115,24 @@ type Unread struct {
 	Reason string `json:"reason"`
 }
 
+// Compare orders rules by their place.
+func (r Unread) Compare(q Unread) int {
+	return cmp.Or(cmp.Compare(r.Where, q.Where), cmp.Compare(r.Rule, q.Rule), cmp.Compare(r.Reason, q.Reason))
+}
+
 // Limits of forwards by name. A text has at most MaxReason bytes.
 const (
 	MaxDemandsOfOne = 16 // of one port
 )
 
-// Outcome is port.Outcome on the wire.
-type Outcome struct {
+// Answer is what became of a publication on the host.
+type Answer struct {
 	port.Key
+	Outcomes List[Outcome] `json:"outcomes"` // at most MaxOutcomes
+}
+
+// Outcome is port.Outcome on the wire, without its key.
+type Outcome struct {
 	State       port.State     `json:"state"`
 	HostAddress netip.AddrPort `json:"hostAddress"`
 	Reason      Reason         `json:"reason,omitzero"`

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"testing/iotest"
 	"unicode"
-	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -47,36 +46,40 @@ func web() Publication {
 	}
 }
 
-func controls() map[string]Control {
+// raw encodes rows.
+func raw[T any](rows ...T) (b []byte) {
+	for i, v := range rows {
+		row, err := EncodeRow(v)
+		if err != nil {
+			panic(err)
+		}
+		b = append(append(b, "[,"[min(i, 1)]), row...)
+	}
+	return append(b, ']')
+}
+
+func frames() map[string]Frame {
 	dns := Publication{Key: key(port.UDP, "fe80::1%eth0", 5300), Host: []netip.AddrPort{netip.MustParseAddrPort("[::1]:0")}}
-	return map[string]Control{
-		"snapshot":            {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{web(), dns}, More: true}},
-		"snapshot-incomplete": {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{web()}, Incomplete: []string{"containerd", "docker"}}},
-		"snapshot-empty":      {Snapshot: &Snapshot{Epoch: "E1", Publications: []Publication{}}},
-		"change": {Change: &Change{Base: 7, Generation: 9, Put: []Publication{dns},
-			Removed: []port.Key{key(port.TCP, "::", 22)}}},
-		"ack": {Ack: &Ack{Generation: 9, Outcomes: []Outcome{
-			{Key: dns.Key, State: port.Active, HostAddress: netip.MustParseAddrPort("[::1]:49152")},
-			{Key: key(port.TCP, "0.0.0.0", 80), State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:80"), Reason: FromReason(port.Because(port.InUseBy, "127.0.0.1:80", "nginx", "811"))},
-		}}},
-		"outcomes": {Outcomes: &Outcomes{Outcomes: []Outcome{{Key: key(port.TCP, "::", 22), State: port.Denied, Reason: FromReason(rule1.Because(port.DeniedByRule))}}}},
-		"resync":   {Resync: &Resync{Reason: "standing at 5, change builds on 7"}},
-		"unpublished": {Unpublished: &Unpublished{Reset: true, Omitted: 3,
-			Put: []UnpublishedPort{
-				{Key: key(port.TCP, "127.0.0.1", 9229), Rule: rule1, Reason: FromReason(rule1.Because(port.DeniedByRule)), Source: "socket",
-					Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}},
-				{Key: key(port.UDP, "::", 53), Reason: FromReason(port.Join(port.Because(port.Unlistened), port.Because(port.FromSources, "10.0.0.0/8")))},
-			},
-			Removed: []port.Key{key(port.TCP, "::", 22)},
-			Unread:  &List[Unread]{{Where: "ip nat PREROUTING", Rule: "-m mark --mark 0x7 -j DNAT", Reason: "a mark"}},
-		}},
-		"snapshot-demand": {Snapshot: &Snapshot{Epoch: "E1", Generation: 7, Publications: []Publication{
-			{Key: key(port.TCP, "172.17.0.2", 80), Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}, Source: "demand", Demands: List[string]{"web:80/tcp"}},
-		}}},
-		"unpublished-demand": {Unpublished: &Unpublished{Put: []UnpublishedPort{
-			{Key: key(port.TCP, "172.17.0.2", 80), Rule: rule1, Reason: FromReason(rule1.Because(port.DeniedByRule)), Source: "demand", Demands: List[string]{"web:80/tcp"}},
-		}}},
-		"unpublished-none": {Unpublished: &Unpublished{Unread: &List[Unread]{}}},
+	return map[string]Frame{
+		"snapshot":         {Table: "wanted", Generation: 7, Put: raw(web(), dns), More: true},
+		"snapshot-partial": {Table: "wanted", Generation: 7, Put: raw(web()), Partial: []string{"containerd", "docker"}},
+		"snapshot-empty":   {Table: "wanted"},
+		"change":           {Table: "wanted", Base: 7, Generation: 9, Part: 1, Put: raw(dns), Removed: raw(key(port.TCP, "::", 22))},
+		"outcomes": {Table: "outcomes", Base: 3, Generation: 4, Seen: []Seen{{"wanted", 9}}, Put: raw(
+			FromOutcomes(dns.Key, []port.Outcome{{State: port.Active, HostAddress: netip.MustParseAddrPort("[::1]:49152")}}),
+			FromOutcomes(key(port.TCP, "0.0.0.0", 80), []port.Outcome{
+				{State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:80"), Reason: port.Because(port.InUseBy, "127.0.0.1:80", "nginx", "811")},
+				{State: port.Denied, Reason: rule1.Because(port.DeniedByRule)},
+			}))},
+		"seen":   {Seen: []Seen{{"wanted", 9}}},
+		"resync": {Resync: "standing at 5, change builds on 7"},
+		"unpublished": {Table: "unpublished", Generation: 5, Omitted: 3, Put: raw(
+			UnpublishedPort{Key: key(port.TCP, "127.0.0.1", 9229), Rule: rule1, Reason: FromReason(rule1.Because(port.DeniedByRule)), Source: "socket",
+				Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}},
+			UnpublishedPort{Key: key(port.UDP, "::", 53), Reason: FromReason(port.Join(port.Because(port.Unlistened), port.Because(port.FromSources, "10.0.0.0/8")))},
+			UnpublishedPort{Key: key(port.TCP, "172.17.0.2", 80), Rule: rule1, Source: "demand", Demands: List[string]{"web:80/tcp"}},
+		)},
+		"unread": {Table: "unread", Generation: 1, Put: raw(Unread{Where: "ip nat PREROUTING", Rule: "-m mark --mark 0x7 -j DNAT", Reason: "a mark"})},
 	}
 }
 
@@ -102,18 +105,22 @@ func golden(t *testing.T, name string, got []byte) []byte {
 	return want
 }
 
-func TestControlGolden(t *testing.T) {
-	for name, c := range controls() {
+func TestFrameGolden(t *testing.T) {
+	for name, f := range frames() {
 		t.Run(name, func(t *testing.T) {
-			var b bytes.Buffer
-			if err := WriteControl(&b, c); err != nil {
-				t.Fatal(err)
-			}
-			got, err := ReadControl(iotest.OneByteReader(bytes.NewReader(golden(t, name, b.Bytes()))))
+			b, err := EncodeFrame(&f)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d := cmp.Diff(c, got, equal...); d != "" {
+			body, err := ReadControl(iotest.OneByteReader(bytes.NewReader(golden(t, name, b))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := DecodeFrame(body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(f, got, equal...); d != "" {
 				t.Error(d)
 			}
 		})
@@ -209,109 +216,136 @@ func frameOf(body string) []byte {
 	return append(b, body...)
 }
 
-func TestControlRefused(t *testing.T) {
-	pub := func(fields string) string {
-		return `{"snapshot":{"epoch":"E","publications":[{` + fields + `}]}}`
-	}
-	const ok = `"protocol":"tcp","address":"0.0.0.0","port":80`
-	tests := map[string]struct{ body, names string }{
+func TestFrameRefused(t *testing.T) {
+	for name, tt := range map[string]struct{ body, names string }{
 		"empty":                 {``, ""},
 		"not an object":         {`[]`, ""},
 		"garbage":               {`GET / HTTP/1.1`, ""},
-		"no message":            {`{}`, "no message"},
-		"unknown message":       {`{"reboot":{}}`, `"reboot"`},
-		"two messages":          {`{"ack":{"generation":1},"resync":{"reason":""}}`, `"resync"`},
-		"message twice":         {`{"ack":{"generation":1},"ack":{"generation":2}}`, `"ack"`},
-		"null":                  {`{"ack":null}`, "0 messages"},
-		"trailing":              {`{"ack":{"generation":1}}{}`, "after top-level value"},
-		"truncated":             {`{"ack":{"generation":1}`, ""},
-		"wrong type":            {`{"ack":7}`, "ack"},
-		"wrong type, unprinted": {"{\"ack\":\"\u009b2J\u007f\"}", "ack"},
-		"generation too large":  {`{"ack":{"generation":18446744073709551616}}`, "ack"},
-		"generation of 01":      {`{"ack":{"generation":01}}`, "ack"},
-		"fraction":              {`{"ack":{"generation":1.0}}`, "ack"},
-		"field twice":           {`{"ack":{"generation":1,"generation":2}}`, "generation"},
-		"unknown field twice":   {`{"ack":{"generation":1,"a":{"b":1,"b":2}}}`, "ack"},
-		"not UTF-8":             {"{\"resync\":{\"reason\":\"\xff\"}}", "UTF-8"},
-		"half a character":      {`{"resync":{"reason":"\ud800"}}`, "resync"},
-		"zero byte beyond":      {"{\"ack\":{\"generation\":1}}\x00", "after top-level value"},
-		"negative generation":   {`{"ack":{"generation":-1}}`, "ack"},
-		"no epoch":              {`{"snapshot":{"publications":[]}}`, "epoch"},
-		"long epoch":            {`{"snapshot":{"epoch":"` + strings.Repeat("e", 65) + `"}}`, "epoch"},
-		"too many sources":      {`{"snapshot":{"epoch":"E","incomplete":[` + strings.Repeat(`"a",`, MaxIncomplete) + `"a"]}}`, "17 sources"},
-		"long missing source":   {`{"snapshot":{"epoch":"E","incomplete":["` + strings.Repeat("e", 65) + `"]}}`, "source"},
-		"change back":           {`{"change":{"base":5,"generation":5}}`, "generation 5"},
-		"no protocol":           {pub(`"address":"0.0.0.0","port":80`), "protocol"},
-		"protocol sctp":         {pub(`"protocol":"sctp","address":"0.0.0.0","port":80`), "sctp"},
-		"no address":            {pub(`"protocol":"tcp","port":80`), "no address"},
-		"bad address":           {pub(`"protocol":"tcp","address":"a.b","port":80`), "a.b"},
-		"mapped address":        {pub(`"protocol":"tcp","address":"::ffff:1.2.3.4","port":80`), "mapped"},
-		"no port":               {pub(`"protocol":"tcp","address":"0.0.0.0"`), "port 0"},
-		"port too large":        {pub(`"protocol":"tcp","address":"0.0.0.0","port":65536`), "65536"},
-		"zone too long":         {pub(`"protocol":"tcp","address":"fe80::1%` + strings.Repeat("e", 33) + `","port":80`), "zone"},
-		"zone with an escape":   {pub(`"protocol":"tcp","address":"fe80::1%e\u001b[2J","port":80`), "zone"},
-		"mapped host address":   {pub(ok + `,"host":["[::ffff:1.2.3.4]:80"]`), "mapped"},
-		"empty host address":    {pub(ok + `,"host":[""]`), "no address"},
-		"too many hosts":        {pub(ok + `,"host":[` + strings.TrimSuffix(strings.Repeat(`"1.1.1.1:1",`, 17), ",") + `]`), "17 host addresses"},
-		"long name":             {pub(ok + `,"owner":{"name":"` + strings.Repeat("n", 257) + `"}`), "owner name"},
-		"long id":               {pub(ok + `,"owner":{"id":"` + strings.Repeat("n", 257) + `"}`), "owner id"},
-		"long namespace":        {pub(ok + `,"owner":{"namespace":"` + strings.Repeat("n", 257) + `"}`), "owner namespace"},
-		"long source":           {pub(ok + `,"source":"` + strings.Repeat("n", 65) + `"`), "source"},
-		"long label":            {pub(ok + `,"owner":{"labels":{"a":"` + strings.Repeat("n", 1025) + `"}}`), "labels"},
-		"too many labels":       {pub(ok + `,"owner":{"labels":{` + manyLabels(65) + `}}`), "65 labels"},
-		"outcome without state": {`{"ack":{"generation":1,"outcomes":[{` + ok + `}]}}`, "no state"},
-		"unknown state":         {`{"ack":{"generation":1,"outcomes":[{` + ok + `,"state":"great"}]}}`, "great"},
-		"active nowhere":        {`{"ack":{"generation":1,"outcomes":[{` + ok + `,"state":"active"}]}}`, "host address"},
-		"long reason":           {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[{"code":"system","args":["` + strings.Repeat("r", 513) + `"]}]}]}}`, "reason of 513 bytes"},
-		"unknown reason":        {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[{"code":"bogus"}]}]}}`, "unknown reason"},
-		"arguments of a reason": {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[{"code":"system"}]}]}}`, "0 arguments, want 1"},
-		"reason with no rule":   {`{"outcomes":{"outcomes":[{` + ok + `,"state":"denied","reason":[{"code":"denied"}]}]}}`, "want a rule"},
-		"rule of no kind":       {`{"outcomes":{"outcomes":[{` + ok + `,"state":"denied","reason":[{"code":"denied","rule":{"kind":"","number":1}}]}]}}`, "want a rule"},
-		"kind of a rule":        {`{"outcomes":{"outcomes":[{` + ok + `,"state":"denied","reason":[{"code":"denied","rule":{"kind":"x"}}]}]}}`, "kind of rule"},
-		"many reasons":          {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[` + strings.Repeat(`{"code":"in-use"},`, MaxReasons) + `{"code":"in-use"}]}]}}`, "17 reasons"},
-		"too many items":        {`{"snapshot":{"epoch":"E","publications":[` + strings.Repeat(`{},`, MaxListItems) + `{}]}}`, fmt.Sprint(MaxListItems)},
-		"list is an object":     {`{"outcomes":{"outcomes":{}}}`, "list"},
-		"unpublished, bad key":  {`{"unpublished":{"put":[{"protocol":"tcp","address":"0.0.0.0"}]}}`, "port 0"},
-		"unpublished, labels":   {`{"unpublished":{"put":[{` + ok + `,"owner":{"labels":{"a":"b"}}}]}}`, "labels"},
-		"unpublished, reason":   {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"from-list","args":["` + strings.Repeat("r", 513) + `"]}]}]}}`, "reason of"},
-		"unpublished, conflict": {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"in-use","args":["1.1.1.1:1"]}]}]}}`, "in-use"},
-		"unpublished, waits":    {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"no-host"}]}]}}`, "no-host"},
-		"unpublished, second":   {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"unlistened"},{"code":"system","args":["x"]}]}]}}`, "system"},
-		"unpublished, by host":  {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"denied","rule":{"kind":"rule","onHost":true,"number":1}}]}]}}`, "denied"},
-		"unpublished, of host":  {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"nothing-asked"}]}]}}`, "nothing-asked"},
-		"unpublished, host's":   {`{"unpublished":{"put":[{` + ok + `,"rule":{"kind":"rule","onHost":true,"number":1}}]}}`, "host rule 1"},
-		"unpublished, rule":     {`{"unpublished":{"unread":[{"rule":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
-		"unpublished, demands":  {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat(`a:1","`, 16) + `a:1"]}]}}`, "17 demands"},
-		"unpublished, demand":   {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat("r", 513) + `"]}]}}`, "demand"},
-		"unpublished, source":   {`{"unpublished":{"put":[{` + ok + `,"source":"` + strings.Repeat("r", 65) + `"}]}}`, "source"},
-		"demands of one": {`{"snapshot":{"epoch":"E","publications":[{"protocol":"tcp","address":"10.0.0.1","port":1,"host":[],"owner":{"kind":"unknown","name":"","id":""},` +
-			`"demands":["a:1"` + strings.Repeat(`,"a:1"`, 16) + `]}]}}`, "17 demands"},
-		"unpublished, omitted": {`{"unpublished":{"omitted":-1}}`, "omitted"},
-		"unpublished, removed": {`{"unpublished":{"removed":[{"protocol":"tcp","port":1}]}}`, "no address"},
-		"long garbage":         {`{"` + strings.Repeat("x", 10_000) + `":1}`, "unknown message"},
-	}
-	for name, tt := range tests {
+		"trailing":              {`{"generation":1}{}`, "after top-level value"},
+		"truncated":             {`{"generation":1`, ""},
+		"wrong type":            {`{"seen":7}`, "seen"},
+		"wrong type, unprinted": {"{\"generation\":\"\u009b2J\u007f\"}", "generation"},
+		"generation too large":  {`{"generation":18446744073709551616}`, "generation"},
+		"generation of 01":      {`{"generation":01}`, ""},
+		"fraction":              {`{"generation":1.0}`, "generation"},
+		"negative generation":   {`{"generation":-1}`, "generation"},
+		"field twice":           {`{"generation":1,"generation":2}`, "generation"},
+		"unknown field twice":   {`{"generation":1,"a":{"b":1,"b":2}}`, "b"},
+		"not UTF-8":             {"{\"resync\":\"\xff\"}", "UTF-8"},
+		"half a character":      {`{"resync":"\ud800"}`, ""},
+		"zero byte beyond":      {"{\"generation\":1}\x00", "after top-level value"},
+		"long reason":           {`{"resync":"` + strings.Repeat("r", 513) + `"}`, "resync of 513 bytes"},
+		"too many sources":      {`{"partial":[` + strings.Repeat(`"a",`, MaxPartial) + `"a"]}`, "17 sources"},
+		"long source":           {`{"table":"t","partial":["` + strings.Repeat("e", 65) + `"]}`, "source"},
+		"too many tables":       {`{"seen":[` + strings.Repeat(`{},`, 16) + `{}]}`, "17 tables"},
+		"change back":           {`{"table":"t","base":5,"generation":4}`, "generation 4"},
+		"nothing":               {`{}`, "nothing"},
+		"unknown field alone":   {`{"reboot":{}}`, "nothing"},
+		"rows of no table":      {`{"put":[]}`, "no table"},
+		"omitted":               {`{"omitted":-1}`, "omitted"},
+		"long garbage":          {`{"generation":"` + strings.Repeat("x", 10_000) + `"}`, "generation"},
+	} {
 		t.Run(name, func(t *testing.T) {
-			next := frameOf(`{"resync":{"reason":"after"}}`)
-			r := bytes.NewReader(append(frameOf(tt.body), next...))
-			c, err := ReadControl(r)
-			if !errors.Is(err, ErrMalformed) {
-				t.Fatalf("got %+v, %v; want ErrMalformed", c, err)
-			}
-			if !strings.Contains(err.Error(), tt.names) {
-				t.Errorf("error %q does not name %q", err, tt.names)
-			}
-			if len(err.Error()) > 2*MaxReason {
-				t.Errorf("error of %d bytes", len(err.Error()))
-			}
-			if strings.ContainsFunc(err.Error(), unicode.IsControl) {
-				t.Errorf("error %q steers a terminal", err)
-			}
-			// The stream is still in step.
-			if c, err := ReadControl(r); err != nil || c.Resync == nil || c.Resync.Reason != "after" {
-				t.Errorf("next message: %+v, %v", c, err)
-			}
+			f, err := DecodeFrame([]byte(tt.body))
+			checkRefused(t, f, err, tt.names)
 		})
+	}
+}
+
+func checkRefused(t *testing.T, got any, err error, names string) {
+	t.Helper()
+	if !errors.Is(err, ErrMalformed) {
+		t.Fatalf("got %+v, %v; want ErrMalformed", got, err)
+	}
+	if !strings.Contains(err.Error(), names) {
+		t.Errorf("error %q does not name %q", err, names)
+	}
+	if len(err.Error()) > 2*MaxReason {
+		t.Errorf("error of %d bytes", len(err.Error()))
+	}
+	if strings.ContainsFunc(err.Error(), unicode.IsControl) {
+		t.Errorf("error %q steers a terminal", err)
+	}
+}
+
+func TestRowRefused(t *testing.T) {
+	pub := func(fields string) string { return `[{` + fields + `}]` }
+	const ok = `"protocol":"tcp","address":"0.0.0.0","port":80`
+	outcome := func(fields string) string { return `[{` + ok + `,"outcomes":[{` + fields + `}]}]` }
+	for _, c := range []struct {
+		kind  string
+		check func(string) error
+		rows  map[string]struct{ body, names string }
+	}{
+		{"published", decoder(Publication.Check), map[string]struct{ body, names string }{
+			"no protocol":         {pub(`"address":"0.0.0.0","port":80`), "protocol"},
+			"protocol sctp":       {pub(`"protocol":"sctp","address":"0.0.0.0","port":80`), "sctp"},
+			"no address":          {pub(`"protocol":"tcp","port":80`), "no address"},
+			"bad address":         {pub(`"protocol":"tcp","address":"a.b","port":80`), "a.b"},
+			"mapped address":      {pub(`"protocol":"tcp","address":"::ffff:1.2.3.4","port":80`), "mapped"},
+			"no port":             {pub(`"protocol":"tcp","address":"0.0.0.0"`), "port 0"},
+			"port too large":      {pub(`"protocol":"tcp","address":"0.0.0.0","port":65536`), "65536"},
+			"zone too long":       {pub(`"protocol":"tcp","address":"fe80::1%` + strings.Repeat("e", 33) + `","port":80`), "zone"},
+			"zone with an escape": {pub(`"protocol":"tcp","address":"fe80::1%e\u001b[2J","port":80`), "zone"},
+			"mapped host address": {pub(ok + `,"host":["[::ffff:1.2.3.4]:80"]`), "mapped"},
+			"empty host address":  {pub(ok + `,"host":[""]`), "no address"},
+			"too many hosts":      {pub(ok + `,"host":[` + strings.TrimSuffix(strings.Repeat(`"1.1.1.1:1",`, 17), ",") + `]`), "17 host addresses"},
+			"long name":           {pub(ok + `,"owner":{"name":"` + strings.Repeat("n", 257) + `"}`), "owner name"},
+			"long id":             {pub(ok + `,"owner":{"id":"` + strings.Repeat("n", 257) + `"}`), "owner id"},
+			"long namespace":      {pub(ok + `,"owner":{"namespace":"` + strings.Repeat("n", 257) + `"}`), "owner namespace"},
+			"long source":         {pub(ok + `,"source":"` + strings.Repeat("n", 65) + `"`), "source"},
+			"long label":          {pub(ok + `,"owner":{"labels":{"a":"` + strings.Repeat("n", 1025) + `"}}`), "labels"},
+			"too many labels":     {pub(ok + `,"owner":{"labels":{` + manyLabels(65) + `}}`), "65 labels"},
+			"too many items":      {`[` + strings.Repeat(`{},`, MaxListItems) + `{}]`, fmt.Sprint(MaxListItems)},
+			"demands of one": {`[{"protocol":"tcp","address":"10.0.0.1","port":1,"host":[],"owner":{"kind":"unknown","name":"","id":""},` +
+				`"demands":["a:1"` + strings.Repeat(`,"a:1"`, 16) + `]}]`, "17 demands"},
+		}},
+		{"outcomes", decoder(Answer.Check), map[string]struct{ body, names string }{
+			"outcome without state": {outcome(``), "no state"},
+			"unknown state":         {outcome(`"state":"great"`), "great"},
+			"active nowhere":        {outcome(`"state":"active"`), "host address"},
+			"long reason":           {outcome(`"state":"failed","reason":[{"code":"system","args":["` + strings.Repeat("r", 513) + `"]}]`), "reason of 513 bytes"},
+			"unknown reason":        {outcome(`"state":"failed","reason":[{"code":"bogus"}]`), "unknown reason"},
+			"arguments of a reason": {outcome(`"state":"failed","reason":[{"code":"system"}]`), "0 arguments, want 1"},
+			"rule of no kind":       {outcome(`"state":"denied","reason":[{"code":"denied","rule":{"kind":"","number":1}}]`), "want a rule"},
+			"reason with no rule":   {outcome(`"state":"denied","reason":[{"code":"denied"}]`), "want a rule"},
+			"kind of a rule":        {outcome(`"state":"denied","reason":[{"code":"denied","rule":{"kind":"x"}}]`), "kind of rule"},
+			"many reasons":          {outcome(`"state":"failed","reason":[` + strings.Repeat(`{"code":"in-use"},`, MaxReasons) + `{"code":"in-use"}]`), "17 reasons"},
+			"none":                  {`[{` + ok + `}]`, "0 outcomes"},
+			"too many":              {`[{` + ok + `,"outcomes":[` + strings.Repeat(`{},`, MaxOutcomes) + `{}]}]`, "33 outcomes"},
+			"list is an object":     {`{"outcomes":{}}`, "list"},
+		}},
+		{"unpublished", decoder(UnpublishedPort.Check), map[string]struct{ body, names string }{
+			"bad key":               {`[{"protocol":"tcp","address":"0.0.0.0"}]`, "port 0"},
+			"labels":                {`[{` + ok + `,"owner":{"labels":{"a":"b"}}}]`, "labels"},
+			"reason":                {`[{` + ok + `,"reason":[{"code":"from-list","args":["` + strings.Repeat("r", 513) + `"]}]}]`, "reason of"},
+			"conflict":              {`[{` + ok + `,"reason":[{"code":"in-use","args":["1.1.1.1:1"]}]}]`, "in-use"},
+			"waits for a host":      {`[{` + ok + `,"reason":[{"code":"no-host"}]}]`, "no-host"},
+			"second reason":         {`[{` + ok + `,"reason":[{"code":"unlistened"},{"code":"system","args":["x"]}]}]`, "system"},
+			"reason of a host rule": {`[{` + ok + `,"reason":[{"code":"denied","rule":{"kind":"rule","onHost":true,"number":1}}]}]`, "denied"},
+			"reason of a host":      {`[{` + ok + `,"reason":[{"code":"nothing-asked"}]}]`, "nothing-asked"},
+			"host rule":             {`[{` + ok + `,"rule":{"kind":"rule","onHost":true,"number":1}}]`, "host rule 1"},
+			"demands":               {`[{` + ok + `,"demands":["` + strings.Repeat(`a:1","`, 16) + `a:1"]}]`, "17 demands"},
+			"demand":                {`[{` + ok + `,"demands":["` + strings.Repeat("r", 513) + `"]}]`, "demand"},
+			"source":                {`[{` + ok + `,"source":"` + strings.Repeat("r", 65) + `"}]`, "source"},
+		}},
+		{"unread", decoder(Unread.Check), map[string]struct{ body, names string }{
+			"rule": {`[{"rule":"` + strings.Repeat("r", 513) + `"}]`, "text"},
+		}},
+		{"keys", decoder(CheckKey), map[string]struct{ body, names string }{
+			"no address": {`[{"protocol":"tcp","port":1}]`, "no address"},
+		}},
+	} {
+		for name, tt := range c.rows {
+			t.Run(c.kind+" "+name, func(t *testing.T) { checkRefused(t, nil, c.check(tt.body), tt.names) })
+		}
+	}
+}
+
+func decoder[T any](check func(T) error) func(string) error {
+	return func(list string) error {
+		_, err := DecodeRows([]byte(list), check)
+		return err
 	}
 }
 
@@ -324,9 +358,12 @@ func manyLabels(n int) string {
 }
 
 func TestUnknownFieldsAreIgnored(t *testing.T) {
-	c, err := ReadControl(bytes.NewReader(frameOf(`{"ack":{"generation":3,"mood":"good","outcomes":[{"protocol":"udp","address":"::","port":9,"state":"pending","colour":1}]}}`)))
-	if err != nil || c.Ack.Generation != 3 || len(c.Ack.Outcomes) != 1 {
-		t.Errorf("got %+v, %v", c, err)
+	f, err := DecodeFrame([]byte(`{"table":"t","generation":3,"mood":"good","put":[{"protocol":"udp","address":"::","port":9,"colour":1}]}`))
+	if err != nil || f.Generation != 3 {
+		t.Errorf("got %+v, %v", f, err)
+	}
+	if rows, err := DecodeRows(f.Put, Publication.Check); err != nil || len(rows) != 1 {
+		t.Errorf("got %+v, %v", rows, err)
 	}
 }
 
@@ -350,11 +387,11 @@ func TestFrames(t *testing.T) {
 	if _, err := ReadRequest(bytes.NewReader(binary.BigEndian.AppendUint32(nil, MaxRequestFrame+1))); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("oversized request: %v", err)
 	}
-	var n counter
-	if err := WriteControl(&n, Control{Resync: &Resync{Reason: strings.Repeat("x", MaxControlFrame)}}); !errors.Is(err, ErrTooLarge) || n.calls != 0 {
-		t.Errorf("write of too much: %v, %d writes", err, n.calls)
+	if _, err := EncodeFrame(&Frame{Resync: strings.Repeat("x", MaxControlFrame)}); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("too much: %v", err)
 	}
-	if err := WriteControl(&n, Control{Resync: &Resync{}}); err != nil || n.calls != 1 {
+	var n counter
+	if err := WriteReply(&n, FlowReply{Status: FlowOK}); err != nil || n.calls != 1 {
 		t.Errorf("a frame took %d writes, %v", n.calls, err)
 	}
 }
@@ -514,16 +551,15 @@ func TestConversion(t *testing.T) {
 	}
 
 	o := port.Outcome{Key: p.Key, State: port.Conflict, HostAddress: netip.MustParseAddrPort("[::ffff:127.0.0.1]:80"), Reason: port.Because(port.SystemFailed, "a\nb"+strings.Repeat("\xff", MaxReason))}
-	wo := FromOutcome(o)
-	var b bytes.Buffer
-	if err := WriteControl(&b, Control{Outcomes: &Outcomes{Outcomes: []Outcome{wo}}}); err != nil {
-		t.Fatal(err)
-	}
-	c, err := ReadControl(&b)
+	row, err := EncodeRow(FromOutcomes(p.Key, slices.Repeat([]port.Outcome{o}, MaxOutcomes+1)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := c.Outcomes.Outcomes[0].Port(); got.Key != o.Key || got.State != o.State || got.HostAddress.Addr().Is4In6() || strings.Contains(got.Reason.String(), "\n") {
+	rows, err := DecodeRows(slices.Concat([]byte("["), row, []byte("]")), Answer.Check)
+	if err != nil || len(rows[0].Port()) != MaxOutcomes {
+		t.Fatal(rows, err)
+	}
+	if got := rows[0].Port()[0]; got.Key != o.Key || got.State != o.State || got.HostAddress.Addr().Is4In6() || strings.Contains(got.Reason.String(), "\n") {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -549,226 +585,45 @@ func fat(n int) Publication {
 	return p
 }
 
-func thin(n int) Publication {
-	return Publication{Key: port.Key{Protocol: port.TCP, Address: netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), Port: 80}}
+// writeRow writes a row as it is sent in a message.
+func writeRow(b *bytes.Buffer, p Publication) error {
+	row, err := EncodeRow(p)
+	if err != nil {
+		return err
+	}
+	frame, err := EncodeFrame(&Frame{Table: "t", Generation: 1, Put: slices.Concat([]byte("["), row, []byte("]"))})
+	b.Write(frame)
+	return err
 }
 
-func TestSplitAndJoin(t *testing.T) {
-	for name, item := range map[string]func(int) Publication{"thin": thin, "fat": fat} {
-		for _, n := range []int{0, 1, SnapshotPart, SnapshotPart + 1, 1500} {
-			if name == "fat" {
-				n = min(n, 60)
-			}
-			pubs := []Publication{}
-			var keys []port.Key
-			for i := range n {
-				pubs = append(pubs, item(i))
-				keys = append(keys, key(port.UDP, "1.2.3.4", uint16(i+1)))
-			}
-			for what, parts := range map[string][]Control{
-				"snapshot": Snapshot{Epoch: "E", Generation: 4, Publications: pubs}.Split(),
-				"change":   Change{Base: 3, Generation: 4, Put: pubs, Removed: keys}.Split(),
-				"removal":  Change{Base: 3, Generation: 4, Removed: keys}.Split(),
-			} {
-				whole := joinThroughFrames(t, parts)
-				switch {
-				case what == "snapshot" && (whole.Snapshot == nil || whole.Snapshot.More || len(whole.Snapshot.Publications) != n),
-					what == "change" && (whole.Change == nil || whole.Change.More || len(whole.Change.Put) != n || len(whole.Change.Removed) != n),
-					what == "removal" && (whole.Change == nil || len(whole.Change.Put) != 0 || len(whole.Change.Removed) != n):
-					t.Errorf("%s of %d %s publications: lost some", what, n, name)
-				}
-				if what == "snapshot" {
-					if d := cmp.Diff(pubs, []Publication(whole.Snapshot.Publications), equal...); d != "" {
-						t.Error(d)
-					}
-				}
-				if small := n <= SnapshotPart/2 && name == "thin"; small && len(parts) != 1 {
-					t.Errorf("%s of %d in %d parts", what, n, len(parts))
-				}
-			}
-		}
+// readRow reads what writeRow wrote.
+func readRow(b *bytes.Buffer) (p Publication, err error) {
+	body, err := ReadControl(b)
+	if err != nil {
+		return p, err
 	}
+	f, err := DecodeFrame(body)
+	if err != nil {
+		return p, err
+	}
+	rows, err := DecodeRows(f.Put, Publication.Check)
+	if err != nil {
+		return p, err
+	}
+	return rows[0], nil
 }
 
-// joinThroughFrames writes and reads each part, and joins them.
-func joinThroughFrames(t *testing.T, parts []Control) Control {
-	t.Helper()
-	var j Joiner
-	for i, p := range parts {
-		var b bytes.Buffer
-		if err := WriteControl(&b, p); err != nil {
-			t.Fatal(err)
-		}
-		c, err := ReadControl(&b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		whole, done, err := j.Add(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if done != (i == len(parts)-1) {
-			t.Fatalf("part %d of %d: done %v", i+1, len(parts), done)
-		}
-		if done {
-			return whole
-		}
-	}
-	t.Fatal("no parts")
-	return Control{}
-}
-
-// Each part has the sources that are missing, the longest that fit, and so has the whole.
-func TestSplitIncompleteSnapshot(t *testing.T) {
-	var sources []string
-	for range MaxIncomplete + 1 {
-		sources = append(sources, strings.Repeat("\u0001", MaxWord+1))
-	}
-	s := Snapshot{Epoch: strings.Repeat("\u0001", MaxWord), Generation: 4, Incomplete: FitSources(sources)}
-	for i := range 60 {
-		s.Publications = append(s.Publications, fat(i))
-	}
-	parts := s.Split()
-	if len(parts) < 2 {
-		t.Fatalf("%d parts", len(parts))
-	}
-	whole := joinThroughFrames(t, parts).Snapshot
-	if d := cmp.Diff(s, *whole, equal...); d != "" {
-		t.Error(d)
-	}
-	if len(whole.Incomplete) != MaxIncomplete {
-		t.Errorf("%d sources", len(whole.Incomplete))
-	}
-}
-
-func TestSplitOutcomes(t *testing.T) {
-	var outs []Outcome
-	for i := range 2000 {
-		for range 3 {
-			outs = append(outs, Outcome{Key: thin(i).Key, State: port.Failed, Reason: FromReason(port.Because(port.SystemFailed, strings.Repeat("\x01", i%MaxReason)))})
-		}
-	}
-	for name, parts := range map[string][]Control{
-		"ack":      Ack{Generation: 8, Outcomes: outs}.Split(),
-		"outcomes": Outcomes{Outcomes: outs}.Split(),
-	} {
-		seen, total := make(map[port.Key]int), 0
-		for i, p := range parts {
-			var b bytes.Buffer
-			if err := WriteControl(&b, p); err != nil {
-				t.Fatal(err)
-			}
-			var part []Outcome
-			switch last := i == len(parts)-1; {
-			case p.Ack != nil && last && name == "ack" && p.Ack.Generation == 8:
-				part = p.Ack.Outcomes
-			case p.Outcomes != nil && (!last || name == "outcomes"):
-				part = p.Outcomes.Outcomes
-			default:
-				t.Fatalf("%s: part %d of %d is %+v", name, i+1, len(parts), p)
-			}
-			for _, o := range part {
-				if in, ok := seen[o.Key]; ok && in != i {
-					t.Errorf("%s: outcomes of %s in parts %d and %d", name, o.Key, in, i)
-				}
-				seen[o.Key] = i
-				total++
-			}
-		}
-		if total != len(outs) {
-			t.Errorf("%s: %d outcomes of %d", name, total, len(outs))
-		}
-	}
-	if parts := (Ack{Generation: 1}).Split(); len(parts) != 1 || parts[0].Ack.Generation != 1 {
-		t.Errorf("empty ack: %+v", parts)
-	}
-	// One key alone may fill more than a part.
-	one := make([]Outcome, 2*SnapshotPart)
-	for i := range one {
-		one[i] = Outcome{Key: thin(1).Key, State: port.Pending}
-	}
-	if parts := (Outcomes{Outcomes: one}).Split(); len(parts) != 2 {
-		t.Errorf("%d parts", len(parts))
-	}
-}
-
-func TestJoinerRefuses(t *testing.T) {
-	part := func(epoch string, gen uint64) Control {
-		return Control{Snapshot: &Snapshot{Epoch: epoch, Generation: gen, More: true}}
-	}
-	delta := func(base, gen uint64) Control {
-		return Control{Change: &Change{Base: base, Generation: gen, More: true}}
-	}
-	for name, row := range map[string][]Control{
-		"other epoch":        {part("A", 1), part("B", 1)},
-		"other generation":   {part("A", 1), part("A", 2)},
-		"change in snapshot": {part("A", 1), delta(1, 2)},
-		"snapshot in change": {delta(1, 2), part("A", 2)},
-		"other base":         {delta(1, 3), delta(2, 3)},
-		"message between":    {part("A", 1), {Resync: &Resync{}}},
-	} {
-		var j Joiner
-		var err error
-		for _, c := range row {
-			_, _, err = j.Add(c)
-		}
-		if !errors.Is(err, ErrMalformed) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if c, done, err := j.Add(Control{Snapshot: &Snapshot{Epoch: "C"}}); err != nil || !done || c.Snapshot.Epoch != "C" {
-			t.Errorf("%s: no fresh start: %v", name, err)
-		}
-	}
-	var j Joiner
-	c := Control{Snapshot: &Snapshot{Epoch: "A", More: true, Publications: make([]Publication, MaxListItems)}}
-	for range MaxPublications / MaxListItems {
-		if _, _, err := j.Add(c); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, _, err := j.Add(Control{Snapshot: &Snapshot{Epoch: "A", Publications: make([]Publication, 1)}}); !errors.Is(err, ErrMalformed) {
-		t.Errorf("one publication too many: %v", err)
-	}
-	pubs := make([]Publication, 128)
-	for i := range pubs {
-		pubs[i] = fat(i)
-	}
-	c.Snapshot.Publications = pubs
-	held, err := 0, error(nil)
-	for err == nil {
-		held += len(pubs) * pubs[0].TextBytes()
-		_, _, err = j.Add(c)
-	}
-	if !errors.Is(err, ErrMalformed) || held > MaxSetBytes+2<<20 {
-		t.Errorf("%d bytes of text until %v", held, err)
-	}
-}
-
-// The limits bound memory only if what they bound stays small.
-func TestSizes(t *testing.T) {
-	if n := MaxListItems * unsafe.Sizeof(Publication{}); n > 4<<20 {
-		t.Errorf("a list can become %d bytes", n)
-	}
+// No row within the limits is too large for a message.
+func TestLargestRowFits(t *testing.T) {
 	p := fat(1)
-	one := fitOwner(p.Owner)
-	for (otherSize+ownerText(one))*(len(p.Others)+1) <= MaxOtherBytes {
-		p.Others = append(p.Others, one)
+	for range MaxOthers {
+		p.Others = append(p.Others, port.Owner{Name: strings.Repeat("\x01", MaxOtherBytes/MaxOthers-otherSize)})
 	}
 	if err := p.Check(); err != nil {
-		t.Error(err)
+		t.Fatal(err)
 	}
-	if n := publicationSize(p); n > partSize {
-		t.Errorf("one publication can need %d bytes of %d", n, partSize)
-	}
-	if err := WriteControl(io.Discard, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{p}}}); err != nil {
-		t.Error(err)
-	}
-	p.Others = append(p.Others, one)
-	if p.Check() == nil {
-		t.Error("more text than is allowed is accepted")
-	}
-	if p.Others = make([]port.Owner, MaxOthers+1); p.Check() == nil {
-		t.Error("more owners than are allowed are accepted")
+	if b, err := EncodeRow(p); err != nil || len(b) > MaxControlFrame-8<<10 {
+		t.Errorf("%d bytes, %v", len(b), err)
 	}
 }
 
@@ -825,17 +680,17 @@ func TestWhatIsLeftOutIsOnTheWire(t *testing.T) {
 			Owner: c.owner, Others: []port.OtherOwner{{Owner: c.owner}}, Decision: port.Decision{Allow: true},
 		}
 		var buf bytes.Buffer
-		if err := WriteControl(&buf, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{FromPublication(p)}}}); err != nil {
+		if err := writeRow(&buf, FromPublication(p)); err != nil {
 			t.Fatal(err)
 		}
 		if sent := buf.String(); strings.Contains(sent, "labelsOmitted") != c.labels || strings.Contains(sent, "nameCut") != c.cut {
 			t.Errorf("%s: sent as %s", c.what, sent)
 		}
-		m, err := ReadControl(&buf)
+		m, err := readRow(&buf)
 		if err != nil {
 			t.Fatalf("%s: %v", c.what, err)
 		}
-		got := m.Snapshot.Publications[0].Port()
+		got := m.Port()
 		for _, o := range []port.Owner{got.Owner, got.Others[0].Owner} {
 			if o.LabelsOmitted != c.labels || o.NameCut != c.cut || o.Cluster != c.owner.Cluster {
 				t.Errorf("%s: received %+v", c.what, o)
@@ -872,14 +727,14 @@ func TestLabelsLeftOutAreNamed(t *testing.T) {
 	} {
 		p := port.Publication{Key: key(port.TCP, "0.0.0.0", 80), Owner: port.Owner{Labels: c.labels}, Decision: port.Decision{Allow: true}}
 		var buf bytes.Buffer
-		if err := WriteControl(&buf, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{FromPublication(p)}}}); err != nil {
+		if err := writeRow(&buf, FromPublication(p)); err != nil {
 			t.Fatal(err)
 		}
-		m, err := ReadControl(&buf)
+		m, err := readRow(&buf)
 		if err != nil {
 			t.Fatalf("%s: %v", c.what, err)
 		}
-		o := m.Snapshot.Publications[0].Port().Owner
+		o := m.Port().Owner
 		if len(o.LeftOut()) != c.count || o.Labels["a"] != "b" {
 			t.Errorf("%s: received %+v", c.what, o)
 		}
@@ -931,80 +786,23 @@ func TestOtherOwnersAreOnTheWire(t *testing.T) {
 			Others: c.others, Decision: port.Decision{Allow: true},
 		}
 		var buf bytes.Buffer
-		if err := WriteControl(&buf, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{FromPublication(p)}}}); err != nil {
+		if err := writeRow(&buf, FromPublication(p)); err != nil {
 			t.Fatal(err)
 		}
 		if len(c.others) == 0 && strings.Contains(buf.String(), "others") {
 			t.Errorf("%s: sent as %s", c.what, buf.String())
 		}
-		m, err := ReadControl(&buf)
+		m, err := readRow(&buf)
 		if err != nil {
 			t.Fatalf("%s: %v", c.what, err)
 		}
-		got := m.Snapshot.Publications[0].Port()
+		got := m.Port()
 		if len(got.Others) != c.sent || got.OwnerPending != c.pending {
 			t.Errorf("%s: %d other owners, pending %v; want %d and %v", c.what, len(got.Others), got.OwnerPending, c.sent, c.pending)
 		}
 		if n := len(got.Others); n > 0 && !got.Others[n-1].Owner.Equal(c.others[len(c.others)-1].Owner) && !c.pending {
 			t.Errorf("%s: the last owner is %+v", c.what, got.Others[n-1])
 		}
-	}
-}
-
-// All that is not published reaches the host, in frames of limited size, and each part can
-// be applied by itself.
-func TestSplitUnpublished(t *testing.T) {
-	long := strings.Repeat("\x01", 2*MaxReason)
-	unread := List[Unread]{}
-	for range MaxUnread {
-		unread = append(unread, NewUnread(long, long, long))
-	}
-	var asked []port.OriginInfo
-	for i := range 2 * MaxDemandsOfOne {
-		asked = append(asked, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: fmt.Sprintf("%s:%d", strings.Repeat("n", 253), i+1)}})
-	}
-	u := Unpublished{Reset: true, Unread: &unread, Omitted: 9}
-	for i := range MaxUnpublished {
-		w, ok := FromUnpublished(port.Publication{
-			Key: thin(i).Key, Owner: port.Owner{Kind: port.OwnerProcess, Name: long, ID: long, Namespace: long, Labels: map[string]string{"a": "b"}},
-			Origins: asked, Decision: port.Decision{Rule: port.RuleRef{Kind: port.RuleConfigured, Name: long}, Reason: port.Because(port.FromSources, long)}, Dial: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")},
-		})
-		if !ok || w.check() != nil || len(w.Demands) != MaxDemandsOfOne {
-			t.Fatalf("%+v: %v", w, w.check())
-		}
-		u.Put, u.Removed = append(u.Put, w), append(u.Removed, key(port.UDP, "1.2.3.4", uint16(i+1)))
-	}
-	put, removed, rules := 0, 0, 0
-	parts := u.Split()
-	for i, part := range parts {
-		var b bytes.Buffer
-		if err := WriteControl(&b, part); err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(b.String(), "10.0.0.1") && i == 0 {
-			t.Error("an address that can be dialled is sent")
-		}
-		c, err := ReadControl(&b)
-		if err != nil || c.Unpublished == nil || c.Unpublished.Reset != (i == 0) || c.Unpublished.More != (i < len(parts)-1) || c.Unpublished.Omitted != 9 {
-			t.Fatalf("part %d: %+v, %v", i, c.Unpublished, err)
-		}
-		if put > 0 && len(c.Unpublished.Removed) > 0 {
-			t.Errorf("part %d: ports are removed after others took their room", i)
-		}
-		put += len(c.Unpublished.Put)
-		removed += len(c.Unpublished.Removed)
-		if c.Unpublished.Unread != nil {
-			rules += len(*c.Unpublished.Unread)
-		}
-	}
-	if put != MaxUnpublished || removed != MaxUnpublished || rules != MaxUnread {
-		t.Errorf("%d ports, %d removed, %d rules", put, removed, rules)
-	}
-	if parts := (Unpublished{Reset: true}).Split(); len(parts) != 1 || !parts[0].Unpublished.Reset {
-		t.Errorf("nothing: %+v", parts)
-	}
-	if _, ok := FromUnpublished(port.Publication{Key: key(port.TCP, "::ffff:1.2.3.4", 80)}); ok {
-		t.Error("a key that hosts refuse is sent")
 	}
 }
 
@@ -1024,26 +822,6 @@ func TestDemandTexts(t *testing.T) {
 		if got := w.Port(); err != nil || !got.Demanded(asked) || len(got.Origins) != 3 {
 			t.Errorf("%s: %+v, %v", d, got.Origins, err)
 		}
-	}
-}
-
-func TestHelloWithUnpublished(t *testing.T) {
-	h := *handshakes()["hello"].Hello
-	for _, on := range []bool{false, true} {
-		h.Unpublished = on
-		frame, raw, err := EncodeHandshake(Handshake{Hello: &h})
-		if err != nil || strings.Contains(string(raw), "unpublished") != on {
-			t.Fatalf("%s, %v", raw, err)
-		}
-		got, _, err := ReadHandshake(bytes.NewReader(frame))
-		if err != nil || got.Hello.Unpublished != on {
-			t.Errorf("%+v, %v", got.Hello, err)
-		}
-	}
-	later := strings.Replace(`{"hello":{"version":2,"role":"host","identity":"I","nonce":"NONCE","token":false,"later":{"a":[1]}}}`,
-		"NONCE", strings.Repeat("A", 43)+"=", 1)
-	if _, _, err := ReadHandshake(bytes.NewReader(frameOf(later))); err != nil {
-		t.Errorf("another version, which is to be named: %v", err)
 	}
 }
 
@@ -1076,14 +854,14 @@ func TestHeldOwnerIsSent(t *testing.T) {
 	held := port.Held{Engine: "podman", User: "alice", Process: "rootlessport"}
 	p := port.Publication{Key: web().Key, Owner: port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "w", Held: &held}}
 	var buf bytes.Buffer
-	if err := WriteControl(&buf, Control{Snapshot: &Snapshot{Epoch: "A", Publications: []Publication{FromPublication(p)}}}); err != nil {
+	if err := writeRow(&buf, FromPublication(p)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := ReadControl(&buf)
+	c, err := readRow(&buf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := c.Snapshot.Publications[0].Owner.Held; got == nil || *got != held {
+	if got := c.Owner.Held; got == nil || *got != held {
 		t.Errorf("held %+v, want %+v", got, held)
 	}
 	held.User = strings.Repeat("a", MaxName+1)

@@ -7,7 +7,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -16,6 +15,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/replica"
+	inner "github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -64,39 +65,61 @@ func newPeer(ctx context.Context, address string) (*peer, error) {
 }
 
 func (p *peer) serve() error {
-	c := p.session.Control()
-	in := &arrivals{Reader: c}
-	for {
-		m, err := wire.ReadControl(in)
-		if err != nil {
-			return err
+	answers := inner.New[port.Key, port.Publication](port.Key.Compare)
+	in := &arrivals{Control: p.session.Control()}
+	s := replica.New(in, replica.Options{})
+	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, wire.Publication]) error {
+		removed := step.Removed
+		if step.Whole {
+			named := make(map[port.Key]bool)
+			for _, pub := range step.Put {
+				named[pub.Key] = true
+			}
+			for k := range answers.View().All() {
+				if !named[k] {
+					removed = append(removed, k)
+				}
+			}
 		}
-		var ack wire.Ack
-		switch {
-		case m.Snapshot != nil:
-			ack = wire.Ack{Generation: m.Snapshot.Generation, Outcomes: p.receive(m.Snapshot.Publications, nil, in.last)}
-		case m.Change != nil:
-			ack = wire.Ack{Generation: m.Change.Generation, Outcomes: p.receive(m.Change.Put, m.Change.Removed, in.last)}
-		}
-		if err := wire.WriteControl(c, wire.Control{Ack: &ack}); err != nil {
-			return fmt.Errorf("acknowledge: %w", err)
-		}
-	}
+		answers.Update(func(tx *inner.Tx[port.Key, port.Publication]) {
+			for _, pub := range step.Put {
+				tx.Put(pub.Key, pub.Port())
+			}
+			for _, k := range removed {
+				tx.Delete(k)
+			}
+		})
+		p.receive(step.Put, removed, in.last)
+		return nil
+	})
+	ignore(s, replica.Unpublished())
+	ignore(s, replica.Unread())
+	replica.Send(s, replica.Outcomes(), replica.From[port.Key, wire.Answer, port.Key, port.Publication]{
+		Table: answers, Key: func(k port.Key) port.Key { return k },
+		Row: func(pub port.Publication) wire.Answer {
+			return wire.FromOutcomes(pub.Key, []port.Outcome{{State: port.Active, HostAddress: pub.Decision.Host[0]}})
+		},
+	})
+	return s.Run(context.Background())
 }
 
-// arrivals notes when bytes came, because decoding is not the link's time.
+func ignore[K comparable, V any](s *replica.Session, kind replica.Kind[K, V]) {
+	replica.Receive(s, kind, func(replica.Step[K, V]) error { return nil })
+}
+
+// arrivals notes when a message came, because decoding is not the link's time.
 type arrivals struct {
-	io.Reader
+	link.Control
 	last time.Time
 }
 
-func (a *arrivals) Read(b []byte) (int, error) {
-	n, err := a.Reader.Read(b)
+func (a *arrivals) Read(ctx context.Context) ([]byte, error) {
+	b, err := a.Control.Read(ctx)
 	a.last = time.Now()
-	return n, err
+	return b, err
 }
 
-func (p *peer) receive(put []wire.Publication, removed []port.Key, at time.Time) (outcomes []wire.Outcome) {
+func (p *peer) receive(put []wire.Publication, removed []port.Key, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(put)+len(removed) > 0 {
@@ -105,13 +128,11 @@ func (p *peer) receive(put []wire.Publication, removed []port.Key, at time.Time)
 	for _, pub := range put {
 		p.notify(pub.Key, pub.Owner.Name, false, at)
 		p.now[pub.Key], p.ever[pub.Key] = true, true
-		outcomes = append(outcomes, wire.Outcome{Key: pub.Key, State: port.Active, HostAddress: pub.Host[0]})
 	}
 	for _, k := range removed {
 		p.notify(k, "", true, at)
 		delete(p.now, k)
 	}
-	return outcomes
 }
 
 // notify requires p.mu.

@@ -183,13 +183,13 @@ func (f *fleet) changedAgent(name string, u *hub, change func(*wss.DialOptions))
 	}
 	change(&d)
 	sink, err := hostlink.New(wss.NewRedialer(d), hostlink.Options{
-		Epoch: o.Identity, Logger: o.Logger, Serve: server.Serve, ServeUDP: server.ServeUDP,
+		Logger: o.Logger, Serve: server.Serve, ServeUDP: server.ServeUDP,
 		Lookup: func(k port.Key) (port.Publication, bool) { return rec.Wanted().View().Get(k) },
 	})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	rec = reconcile.New(from, []reconcile.Sink{sink}, reconcile.Options{Logger: o.Logger, Denied: sink.Reset})
+	rec = reconcile.New(from, nil, reconcile.Options{Logger: o.Logger, Denied: sink.Reset, Follower: sink})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = sink.Run(ctx) })

@@ -65,7 +65,7 @@ func start(ctx context.Context, t *testing.T) (s *system, ended *sync.WaitGroup)
 	s.link = newLinks(t)
 	serve := func(context.Context, net.Conn, forward.Request) error { return errors.ErrUnsupported }
 	hl, err := hostlink.New(s.link, hostlink.Options{
-		Epoch: "e", Logger: log, Serve: serve,
+		Logger: log, Serve: serve,
 		ServeUDP: func(context.Context, forward.Datagrams, forward.Request) error { return errors.ErrUnsupported },
 		Lookup:   func(k port.Key) (port.Publication, bool) { return s.reconciler.Wanted().View().Get(k) },
 	})
@@ -76,8 +76,8 @@ func start(ctx context.Context, t *testing.T) (s *system, ended *sync.WaitGroup)
 		ServeUDP: func(context.Context, forward.Datagrams, forward.Request) error { return errors.ErrUnsupported },
 	})
 	must(t, err)
-	s.reconciler = reconcile.New(s.registry.Publications(), []reconcile.Sink{s.flaky, s.peer, hl, ls}, reconcile.Options{
-		HoldDown: holdDown, Ready: s.registry.Ready(), Logger: log,
+	s.reconciler = reconcile.New(s.registry.Publications(), []reconcile.Sink{s.flaky, s.peer, ls}, reconcile.Options{
+		HoldDown: holdDown, Ready: s.registry.Ready(), Follower: hl, Logger: log,
 	})
 	s.host, err = host.New(host.Options{
 		Guests: []host.Guest{{Name: "g", Dial: s.link.dial}}, Network: s.network, Holders: nobody{}, Policy: hostRules[0].compile(t),

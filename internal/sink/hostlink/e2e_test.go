@@ -3,15 +3,12 @@
 package hostlink
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"log/slog"
 	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
@@ -48,14 +45,14 @@ func TestThroughTheReconciler(t *testing.T) {
 			from := table.New[port.Key, port.Publication](port.Key.Compare)
 			var rec *reconcile.Reconciler
 			sink, err := New(forAgent, Options{
-				Epoch: "E", Logger: discard(), Serve: echo, ServeUDP: echoUDP,
+				Logger: discard(), Serve: echo, ServeUDP: echoUDP,
 				Lookup: func(k port.Key) (port.Publication, bool) { return rec.Wanted().View().Get(k) },
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			rec = reconcile.New(from, []reconcile.Sink{sink}, reconcile.Options{
-				Logger: slog.New(slog.DiscardHandler), Denied: sink.Reset,
+			rec = reconcile.New(from, nil, reconcile.Options{
+				Logger: slog.New(slog.DiscardHandler), Denied: sink.Reset, Follower: sink,
 			})
 
 			ctx, cancel := context.WithCancel(context.Background())
@@ -69,7 +66,7 @@ func TestThroughTheReconciler(t *testing.T) {
 					if err != nil {
 						return
 					}
-					p := &peer{t: t, Session: s, in: bufio.NewReader(s.Control())}
+					p := newPeer(t, s)
 					wg.Go(p.serve)
 					hosts <- p
 				}
@@ -136,37 +133,4 @@ func settled(t *testing.T, rec *reconcile.Reconciler, k port.Key, state port.Sta
 			return
 		}
 	}
-}
-
-// A port that the host acknowledged remains active while the host does not answer
-// about another.
-func TestActivePortRemainsActiveWhileHostIsSlow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
-		r.put(pub(key(80), "a"))
-		p := r.connect("h")
-		rec := reconcile.New(r.wanted, []reconcile.Sink{r.sink}, reconcile.Options{Logger: discard()})
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- rec.Run(ctx) }()
-		first := p.next()
-		time.Sleep(5*time.Second + 50*time.Millisecond) // Sync gave up and is to be retried
-		r.put(pub(key(81), "b"))
-		p.next()
-		p.ack(first.Snapshot.Generation, key(80))
-		time.Sleep(20 * time.Second)
-		for n, state := range map[uint16]port.State{80: port.Active, 81: port.Pending} {
-			outs, _ := rec.Outcomes().View().Get(key(n))
-			if len(outs) != 1 || outs[0].State != state {
-				t.Errorf("outcomes of %d = %+v, want %s", n, outs, state)
-			}
-		}
-		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("run: %v", err)
-		}
-		_ = r.stop()
-		_ = p.Close()
-		synctest.Wait()
-	})
 }

@@ -19,11 +19,8 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/wire"
 )
-
-var reconcileAll = reconcile.Change{}
 
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hostlink is the sink that publishes through a link to a host peer:
-// it keeps the host's set equal to the wanted one, returns the outcome of each
+// it keeps the host's set equal to the wanted one, records the outcome of each
 // publication, and authorises the flows that the host opens.
 package hostlink
 
@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/replica"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
@@ -31,20 +32,12 @@ type Acceptor interface {
 	Accept(ctx context.Context) (link.Session, error)
 }
 
-// Options configures a Sink. Epoch, Lookup, Serve, ServeUDP and Logger are
-// required.
+// Options configures a Sink. Lookup, Serve, ServeUDP and Logger are required.
 type Options struct {
-	// Epoch names one life of the agent, at most 64 bytes: the link's identity.
-	Epoch string
 	// Lookup returns a publication of the current wanted set (reconcile.Reconciler's
-	// Wanted), not of the last one that was synced: no flow may be opened to what a
+	// Wanted), not of the last one that the host has seen: no flow may be opened to what a
 	// rule has just denied.
 	Lookup func(port.Key) (port.Publication, bool)
-	// Incomplete, if not nil, returns the sources whose ports a generation of the wanted set
-	// may lack, because they have not reported yet (reconcile.Reconciler's Incomplete). Sync
-	// is called again when that changes. The host is sent the names, and keeps the ports of
-	// the session before until it is sent a set without any.
-	Incomplete func(generation uint64) []string
 	// Serve moves the bytes of one flow until it ends. It answers req, owns stream,
 	// and has closed or reset it when it returns. The end of ctx resets the flow;
 	// context.Cause is why.
@@ -57,7 +50,7 @@ type Options struct {
 	// RequestTimeout bounds the wait for the request of a flow; 5 s if 0.
 	RequestTimeout time.Duration
 	// Patience is how long a host may acknowledge nothing of what was sent until its
-	// session is closed; 60 s if 0. Until then its publications are pending.
+	// session is closed; 60 s if 0. Until then what it has not answered is pending.
 	Patience time.Duration
 	// Unpublished are all ports of the guest with the decisions about them. Those that are
 	// not allowed are reported to the host, for display. Nil reports none.
@@ -68,14 +61,12 @@ type Options struct {
 	UnreadChanged schedule.Signal
 	Logger        *slog.Logger
 
-	maxPublications int // wire.MaxPublications if 0
-	maxUnpublished  int // wire.MaxUnpublished if 0
+	maxPublications int // that of the table if 0
+	maxUnpublished  int // that of the table if 0
 }
 
 func (o Options) complete() (Options, error) {
 	switch {
-	case o.Epoch == "" || len(o.Epoch) > wire.MaxWord:
-		return o, fmt.Errorf("hostlink options: Epoch of %d bytes: want 1 to %d", len(o.Epoch), wire.MaxWord)
 	case o.Lookup == nil || o.Serve == nil || o.ServeUDP == nil || o.Logger == nil:
 		return o, errors.New("hostlink options: Lookup, Serve, ServeUDP and Logger are required")
 	case o.MaxFlows < 0 || o.RequestTimeout < 0 || o.Patience < 0:
@@ -87,14 +78,8 @@ func (o Options) complete() (Options, error) {
 	if o.RequestTimeout == 0 {
 		o.RequestTimeout = 5 * time.Second
 	}
-	if o.Patience == 0 {
-		o.Patience = time.Minute
-	}
-	if o.maxUnpublished == 0 {
-		o.maxUnpublished = wire.MaxUnpublished
-	}
-	if o.maxPublications == 0 {
-		o.maxPublications = wire.MaxPublications
+	if o.Unpublished == nil {
+		o.Unpublished = table.New[port.Key, port.Publication](port.Key.Compare)
 	}
 	return o, nil
 }
@@ -106,22 +91,22 @@ var (
 )
 
 // Sink publishes through sessions with a host. At most one is active: the
-// newest proved host takes over. It implements reconcile.Sink.
+// newest proved host takes over. It implements reconcile.Follower.
 type Sink struct {
-	o      Options
-	log    *slog.Logger
-	accept Acceptor
-	wake   schedule.Signal
-	stats  counters
+	o       Options
+	log     *slog.Logger
+	accept  Acceptor
+	changed schedule.Signal // a session began or ended
+	stats   counters
+	flows   *forward.Book
+	unread  *table.Table[wire.Unread, wire.Unread]
 
-	syncing sync.Mutex // held by Sync
+	followed chan struct{} // closed when record is set
+	record   *reconcile.Record
 
-	flows *forward.Book
-
-	mu     sync.Mutex
+	mu     sync.Mutex // also held while outcomes are recorded
 	rivals rivals
 	cur    *session // the active one, nil if none
-	idle   bool     // every key was returned as pending since the last session ended
 }
 
 // New returns a sink for the sessions of accept. It starts nothing: see Run.
@@ -130,14 +115,92 @@ func New(accept Acceptor, o Options) (*Sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Sink{o: o, log: o.Logger, accept: accept, wake: schedule.NewSignal(), flows: forward.NewBook(o.MaxFlows)}, nil
+	return &Sink{
+		o: o, log: o.Logger, accept: accept, changed: schedule.NewSignal(), flows: forward.NewBook(o.MaxFlows),
+		unread: table.New[wire.Unread, wire.Unread](wire.Unread.Compare), followed: make(chan struct{}),
+	}, nil
 }
 
-// Name implements reconcile.Sink.
+// Name implements reconcile.Follower.
 func (s *Sink) Name() string { return "hostlink" }
 
-// Wake implements reconcile.Sink.
-func (s *Sink) Wake() <-chan struct{} { return s.wake }
+// Follow implements reconcile.Follower. Without a host all is pending.
+func (s *Sink) Follow(ctx context.Context, r *reconcile.Record) {
+	s.record = r
+	close(s.followed)
+	select {
+	case <-ctx.Done():
+		return
+	case <-r.Begun():
+		s.look()
+	}
+	complete := r.Complete()
+	for {
+		s.alone(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.changed:
+		case <-complete:
+			complete = nil
+			s.look()
+		}
+	}
+}
+
+// look has the session look whether there is more to send, if there is one.
+func (s *Sink) look() {
+	s.mu.Lock()
+	sess := s.cur
+	s.mu.Unlock()
+	if sess != nil {
+		sess.tables.Changed()
+	}
+}
+
+// alone records that all is pending, until there is a host.
+func (s *Sink) alone(ctx context.Context) {
+	sub := s.record.Wanted().Subscribe()
+	defer sub.Close()
+	others := s.record.Keys()
+	for {
+		view, change := sub.Take()
+		if !s.pend(view, append(change.Keys, others...)) {
+			return
+		}
+		others = nil
+		s.record.InSync(nil)
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.changed:
+		case <-sub.C():
+		}
+	}
+}
+
+// pend records that keys are pending, as far as they are wanted, if there is no host.
+func (s *Sink) pend(want reconcile.View, keys []port.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cur != nil {
+		return false
+	}
+	s.record.Update(func(x *reconcile.RecordTx) {
+		for _, k := range keys {
+			if want.Has(k) {
+				x.Set(k, pending(k, port.NoHost))
+			} else {
+				x.Set(k)
+			}
+		}
+	})
+	return true
+}
+
+func pending(k port.Key, why port.Code) port.Outcome {
+	return port.Outcome{Key: k, State: port.Pending, Reason: port.Because(why)}
+}
 
 // Run takes sessions and serves their flows until ctx ends or no more sessions
 // can come. It then closes the session and waits for all flows to end.
@@ -146,7 +209,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	wg.Go(func() { s.passOn(ctx, s.o.UnreadChanged, func(c *session) { c.unread.Notify() }) })
+	wg.Go(func() { s.followUnread(ctx) })
 	for {
 		ls, err := s.accept.Accept(ctx)
 		if err != nil {
@@ -155,7 +218,7 @@ func (s *Sink) Run(ctx context.Context) error {
 			}
 			return fmt.Errorf("hostlink: %w", err)
 		}
-		sess := newSession(ls, &s.stats, s.o, s.wake)
+		sess := newSession(s, ls)
 		old, again := s.replace(sess)
 		s.stats.sessions.Add(1)
 		p := ls.Peer()
@@ -168,7 +231,7 @@ func (s *Sink) Run(ctx context.Context) error {
 			wg.Go(func() { _ = old.CloseWith(link.ReasonReplaced) })
 		}
 		wg.Go(func() { s.serve(ctx, sess) })
-		s.wake.Notify()
+		s.changed.Notify()
 	}
 }
 
@@ -188,9 +251,8 @@ func (s *Sink) replace(sess *session) (old *session, again bool) {
 func (s *Sink) serve(ctx context.Context, sess *session) {
 	var wg sync.WaitGroup
 	fctx, reset := context.WithCancelCause(ctx)
-	wg.Go(func() { s.read(sess) })
+	wg.Go(func() { s.exchange(fctx, sess) })
 	wg.Go(func() { s.acceptFlows(fctx, sess) })
-	wg.Go(func() { s.reportUnpublished(fctx, sess) })
 	select {
 	case <-ctx.Done():
 	case <-sess.Done():
@@ -200,7 +262,6 @@ func (s *Sink) serve(ctx context.Context, sess *session) {
 	s.drop(sess)
 	wg.Wait()
 	s.log.Info("host disconnected", "host", sess.Peer().Name, "identity", sess.Peer().Identity, "why", sess.Err())
-	s.wake.Notify()
 }
 
 // drop forgets a session that ended.
@@ -208,7 +269,34 @@ func (s *Sink) drop(sess *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cur == sess {
-		s.cur, s.idle = nil, false
+		s.cur = nil
+		s.changed.Notify()
+	}
+}
+
+// followUnread keeps the table of NAT rules that are not understood until ctx ends.
+func (s *Sink) followUnread(ctx context.Context) {
+	for s.o.Unread != nil {
+		now := make(map[wire.Unread]struct{})
+		for _, r := range s.o.Unread() {
+			now[r] = struct{}{}
+		}
+		view := s.unread.View()
+		s.unread.Update(func(tx *table.Tx[wire.Unread, wire.Unread]) {
+			for r := range view.All() {
+				if _, ok := now[r]; !ok {
+					tx.Delete(r)
+				}
+			}
+			for r := range now {
+				if !view.Has(r) {
+					tx.Put(r, r)
+				}
+			}
+		})
+		if schedule.Wait(ctx, time.Time{}, s.o.UnreadChanged) != nil {
+			return
+		}
 	}
 }
 
@@ -222,62 +310,12 @@ func (s *Sink) Peer() (link.Peer, bool) {
 	return s.cur.Peer(), true
 }
 
-// Sync implements reconcile.Sink. Without a host all is pending, which is no
-// error: Wake receives when one connects. A host that has not acknowledged when
-// ctx reaches its deadline is an error, and the next Sync continues to wait.
-func (s *Sink) Sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
-	s.syncing.Lock()
-	defer s.syncing.Unlock()
-	for {
-		s.mu.Lock()
-		sess := s.cur
-		s.mu.Unlock()
-		if sess == nil {
-			return s.pending(want, change), nil
-		}
-		out, err := sess.sync(ctx, want, change)
-		if !errors.Is(err, errGone) {
-			return out, err
-		}
-		s.drop(sess)
-		if ctx.Err() != nil {
-			return s.pending(want, change), nil // a host that connected meanwhile has woken us
-		}
-	}
-}
-
-// pending returns the outcomes when there is no host: of every key once after a
-// session ended, then of those that change.
-func (s *Sink) pending(want reconcile.View, change reconcile.Change) port.Outcomes {
-	s.mu.Lock()
-	idle := s.idle
-	s.idle = s.cur == nil
-	s.mu.Unlock()
-	out := make(port.Outcomes)
-	add := func(k port.Key) {
-		out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: port.Because(port.NoHost)}}
-	}
-	if !idle {
-		for k := range want.All() {
-			add(k)
-		}
-		return out
-	}
-	for _, k := range change.Keys {
-		if _, ok := want.Get(k); ok {
-			add(k)
-		}
-	}
-	return out
-}
-
 // counters are what Stats reads.
 type counters struct {
-	sessions, replaced, silent                    atomic.Uint64
-	framesIn, framesOut, bytesIn, bytesOut        atomic.Uint64
-	malformed, stray, resyncs, snapshots, changes atomic.Uint64
-	flows                                         [len(flowResults)]atomic.Uint64
-	open                                          atomic.Int64
+	sessions, replaced, silent, stray atomic.Uint64
+	tables                            replica.Stats
+	flows                             [len(flowResults)]atomic.Uint64
+	open                              atomic.Int64
 }
 
 // Stats are counts since the start, but for Connected and FlowsOpen.
@@ -289,13 +327,13 @@ type Stats struct {
 	Silent    uint64   // sessions closed because the host took too long to answer
 	FramesIn  uint64   // control messages from hosts, whole ones
 	FramesOut uint64   // control messages to hosts
-	BytesIn   uint64   // of the control streams
+	BytesIn   uint64   // of control messages
 	BytesOut  uint64
 	Malformed uint64 // control messages that were dropped
 	Stray     uint64 // outcomes of keys that were never sent, dropped
 	Resyncs   uint64 // snapshots that hosts asked for
-	Snapshots uint64 // snapshots sent
-	Changes   uint64 // changes sent
+	Snapshots uint64 // whole tables sent
+	Changes   uint64 // changes of tables sent
 	FlowsOpen int
 	Flows     map[string]uint64 // flows that ended, by result: see the Flow constants
 }
@@ -305,12 +343,12 @@ func (s *Sink) Stats() Stats {
 	s.mu.Lock()
 	connected, names := s.cur != nil, s.rivals.current(time.Now())
 	s.mu.Unlock()
-	c := &s.stats
+	c, t := &s.stats, &s.stats.tables
 	st := Stats{
 		Connected: connected, Rivals: names, Sessions: c.sessions.Load(), Replaced: c.replaced.Load(), Silent: c.silent.Load(),
-		FramesIn: c.framesIn.Load(), FramesOut: c.framesOut.Load(), BytesIn: c.bytesIn.Load(), BytesOut: c.bytesOut.Load(),
-		Malformed: c.malformed.Load(), Stray: c.stray.Load(), Resyncs: c.resyncs.Load(),
-		Snapshots: c.snapshots.Load(), Changes: c.changes.Load(),
+		FramesIn: t.FramesIn.Load(), FramesOut: t.FramesOut.Load(), BytesIn: t.BytesIn.Load(), BytesOut: t.BytesOut.Load(),
+		Malformed: t.Malformed.Load(), Stray: c.stray.Load(), Resyncs: t.Resyncs.Load(),
+		Snapshots: t.Snapshots.Load(), Changes: t.Changes.Load(),
 		FlowsOpen: int(c.open.Load()), Flows: make(map[string]uint64, len(flowResults)),
 	}
 	for i, name := range flowResults {

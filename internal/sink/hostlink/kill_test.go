@@ -316,10 +316,10 @@ func linkOptions(r link.Role) link.Options {
 }
 
 // reconciled runs a sink that has one publication.
-func reconciled(ctx context.Context, s reconcile.Sink, pub port.Publication, run func(context.Context) error) error {
+func reconciled(ctx context.Context, sinks []reconcile.Sink, o reconcile.Options, pub port.Publication, run func(context.Context) error) error {
 	from := table.New[port.Key, port.Publication](port.Key.Compare)
 	from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(pub.Key, pub) })
-	rec := reconcile.New(from, []reconcile.Sink{s}, reconcile.Options{Logger: quiet})
+	rec := reconcile.New(from, sinks, o)
 	go func() { _ = rec.Run(ctx) }()
 	return run(ctx)
 }
@@ -331,13 +331,13 @@ func relayAgent(ctx context.Context, e link.Endpoint, server *forward.Server, pu
 	}
 	defer l.Close()
 	s, err := hostlink.New(l, hostlink.Options{
-		Epoch: "E", Serve: server.Serve, ServeUDP: server.ServeUDP, Logger: quiet,
+		Serve: server.Serve, ServeUDP: server.ServeUDP, Logger: quiet,
 		Lookup: func(k port.Key) (port.Publication, bool) { return pub, k == pub.Key },
 	})
 	if err != nil {
 		return err
 	}
-	return reconciled(ctx, s, pub, s.Run)
+	return reconciled(ctx, nil, reconcile.Options{Follower: s, Logger: quiet}, pub, s.Run)
 }
 
 // streams is a session whose flows have no connections of their own.
@@ -374,7 +374,7 @@ func relayListener(ctx context.Context, server *forward.Server, pub port.Publica
 	if err != nil {
 		return err
 	}
-	return reconciled(ctx, s, pub, s.Run)
+	return reconciled(ctx, []reconcile.Sink{s}, reconcile.Options{Logger: quiet}, pub, s.Run)
 }
 
 func relayBridge(ctx context.Context, server *forward.Server, pub port.Publication) error {

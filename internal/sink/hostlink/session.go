@@ -3,423 +3,238 @@
 package hostlink
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"maps"
-	"os"
+	"slices"
 	"sync"
-	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/replica"
 	"github.com/fairlead/fairlead/internal/wire"
 )
-
-// maxOutcomes is how many outcomes of one key are kept: two for each host address
-// that it can ask for.
-const maxOutcomes = 2 * wire.MaxHosts
-
-// errGone means that the session ended during a sync.
-var errGone = errors.New("session gone")
 
 // session is one host, with what was sent to it and what it answered.
 type session struct {
 	link.Session
-	o        Options
-	stats    *counters
-	in       io.Reader
-	received schedule.Signal // the host sent something
-	wake     schedule.Signal // asks for a Sync
-	unread   schedule.Signal // the NAT rules that are not understood may have changed
-	lost     schedule.Signal // the host may have lost a part of the report of unpublished ports
+	s      *Sink
+	tables *replica.Session
 
-	writing sync.Mutex // held while a message is written, with all its parts
+	mu     sync.Mutex
+	flight []batch // sent, and not seen yet
 
-	mu         sync.Mutex
-	started    bool // a snapshot was sent
-	sent       uint64
-	ackedGen   uint64    // the newest generation that is acknowledged
-	progress   time.Time // when something was sent with nothing outstanding, or the newest Ack since
-	acked      bool      // sent is acknowledged
-	view       reconcile.View
-	partial    bool                  // view has more than can be sent to a host
-	incomplete bool                  // the host was last sent a snapshot that may lack ports
-	unanswered map[port.Key]struct{} // sent, and no outcome since
-	outcomes   port.Outcomes         // received since the last sync took them
-	resync     bool
-	syncing    bool
-	malformed  *rate.Limiter
-	resyncs    *rate.Limiter
+	// Of the goroutine that reads.
+	seen    reconcile.View     // the wanted set as the host has it, as far as it said
+	refused map[port.Key]error // of seen, what was not sent
+	heard   bool               // the host has sent its outcomes
+	upTo    *uint64            // what a message says that the host has seen, nil for nothing
+	step    *replica.Step[port.Key, wire.Answer]
 }
 
-func newSession(ls link.Session, stats *counters, o Options, wake schedule.Signal) *session {
-	return &session{
-		Session: ls, o: o, stats: stats, wake: wake,
-		in:         bufio.NewReader(countReader{ls.Control(), stats}),
-		received:   schedule.NewSignal(),
-		unread:     schedule.NewSignal(),
-		lost:       schedule.NewSignal(),
-		unanswered: make(map[port.Key]struct{}), outcomes: make(port.Outcomes),
-		malformed: rate.NewLimiter(rate.Every(time.Second), 64),
-		resyncs:   rate.NewLimiter(rate.Every(10*time.Second), 16),
-	}
+// batch is one step of the wanted set.
+type batch struct {
+	view    reconcile.View
+	keys    []port.Key // that may have changed
+	refused map[port.Key]error
 }
 
-type countReader struct {
-	io.Reader
-	stats *counters
-}
-
-func (r countReader) Read(b []byte) (int, error) {
-	n, err := r.Reader.Read(b)
-	r.stats.bytesIn.Add(uint64(n))
-	return n, err
-}
-
-// sync brings the host to want and returns its outcomes. errGone means that the
-// session ended.
-func (c *session) sync(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
-	c.setSyncing(true)
-	failed := make(port.Outcomes)
-	out, err := c.exchange(ctx, want, change, failed)
-	if out != nil {
-		maps.Copy(out, failed)
-	}
-	c.setSyncing(false)
-	return out, err
-}
-
-func (c *session) setSyncing(on bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.syncing = on
-	if !on && (len(c.outcomes) > 0 || c.resync) {
-		c.wake.Notify() // they came after we looked
-	}
-}
-
-func (c *session) exchange(ctx context.Context, want reconcile.View, change reconcile.Change, failed port.Outcomes) (port.Outcomes, error) {
-	for {
-		if err := c.send(ctx, want, change, failed); err != nil {
-			return c.broken(ctx, err)
-		}
-		if out, ok := c.answer(); ok {
-			return out, nil
-		}
-		select {
-		case <-c.received:
-		case <-c.Done():
-			return nil, errGone
-		case <-ctx.Done():
-			return c.late(ctx, want, change)
-		}
-	}
-}
-
-// broken ends a session on which a message was sent in part.
-func (c *session) broken(ctx context.Context, err error) (port.Outcomes, error) {
-	select {
-	case <-c.Done():
-		return nil, errGone
-	default:
-	}
-	reason := link.ReasonProtocol // the control stream alone was closed
-	if errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(ctx.Err(), context.Canceled) {
-		reason = link.ReasonSilent
-		c.stats.silent.Add(1)
-	}
-	_ = c.CloseWith(reason)
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return nil, fmt.Errorf("send to host: %w", err)
-	}
-	return nil, errGone
-}
-
-// late is the end of ctx before the host has answered. That alone does not end
-// the session: a host may be suspended for a while, and its flows would be lost.
-// Pings find out whether the host is still there; Patience bounds the rest.
-func (c *session) late(ctx context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
-	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return nil, ctx.Err()
-	}
-	c.mu.Lock()
-	hopeless := time.Since(c.progress) > c.o.Patience
-	c.mu.Unlock()
-	if hopeless {
-		c.stats.silent.Add(1)
-		_ = c.CloseWith(link.ReasonSilent)
-		return nil, errGone
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	out := c.take()
-	for _, k := range change.Keys {
-		if _, waits := c.unanswered[k]; waits {
-			if _, ok := want.Get(k); ok {
-				out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: port.Because(port.Unanswered)}}
-			}
-		}
-	}
-	return out, fmt.Errorf("%w: host has not acknowledged generation %d yet", reconcile.ErrPending, c.sent)
-}
-
-// answer returns the host's outcomes once it acknowledged all that was sent.
-func (c *session) answer() (port.Outcomes, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.acked || c.resync {
-		return nil, false
-	}
-	for k := range c.unanswered {
-		c.outcomes[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: port.Because(port.Unstatement)}}
-	}
-	c.unanswered = make(map[port.Key]struct{}) // a cleared map would keep the room of a snapshot
-	return c.take(), true
-}
-
-// take returns the outcomes that were received. c.mu is held.
-func (c *session) take() port.Outcomes {
-	out := c.outcomes
-	c.outcomes = make(port.Outcomes)
-	return out
-}
-
-// sendTimeout bounds how long the host may take no bytes of a message: as long as
-// it has for the answer to a ping.
-const sendTimeout = 30 * time.Second
-
-// send sends what the host does not have yet: all of want, the change, or nothing.
-// What cannot be sent goes into failed. A message is sent to its end even if ctx
-// reaches its deadline, since the session is of no use after half of one.
-func (c *session) send(ctx context.Context, want reconcile.View, change reconcile.Change, failed port.Outcomes) error {
-	gen := want.Generation()
-	var missing wire.List[string]
-	if c.o.Incomplete != nil {
-		missing = wire.FitSources(c.o.Incomplete(gen))
-	}
-	c.mu.Lock()
-	var parts []wire.Control
-	switch {
-	case !c.started || c.resync || (c.incomplete && len(missing) == 0) || (gen != c.sent && (change.Base == 0 || change.Base > c.sent ||
-		c.partial || want.Len() > c.o.maxPublications)):
-		parts = c.snapshot(want, missing, failed)
-		c.stats.snapshots.Add(1)
-	case gen == c.sent:
-		c.mu.Unlock()
-		return nil
-	default:
-		// The hint names what changed since Base. The host has Base or a later
-		// generation, so that it differs from want in these keys at most.
-		parts = c.change(want, change, failed)
-		c.stats.changes.Add(1)
-	}
-	if c.acked || !c.started {
-		c.progress = time.Now()
-	}
-	// Before the first byte leaves: the answer may arrive before Write returns.
-	c.started, c.sent, c.acked, c.resync, c.view = true, gen, false, false, want
-	c.mu.Unlock()
-
-	control := c.Control()
-	stop := context.AfterFunc(ctx, func() {
-		if errors.Is(ctx.Err(), context.Canceled) {
-			_ = control.SetWriteDeadline(time.Unix(1, 0))
-		}
+func newSession(s *Sink, ls link.Session) *session {
+	c := &session{Session: ls, s: s, refused: make(map[port.Key]error)}
+	var once sync.Once
+	c.tables = replica.New(ls.Control(), replica.Options{
+		Patience: s.o.Patience, Stats: &s.stats.tables, After: c.record,
+		Fault: func(err error) {
+			once.Do(func() { s.log.Warn("message of the host dropped", "host", c.Peer().Name, "err", err) })
+		},
 	})
-	defer stop()
-	return c.write(ctx, parts)
+	return c
 }
 
-// write writes one message to its end, unless ctx is canceled or the session ends.
-func (c *session) write(ctx context.Context, parts []wire.Control) error {
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	control := c.Control()
-	w := countWriter{control, c.stats}
-	for _, p := range parts {
-		if err := control.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
-			return err
-		}
-		if err := ctx.Err(); errors.Is(err, context.Canceled) { // its deadline was overwritten
-			return err
-		}
-		if err := wire.WriteControl(w, p); err != nil {
-			return err
-		}
-		c.stats.framesOut.Add(1)
-	}
-	return nil
-}
-
-type countWriter struct {
-	io.Writer
-	stats *counters
-}
-
-func (w countWriter) Write(b []byte) (int, error) {
-	n, err := w.Writer.Write(b)
-	w.stats.bytesOut.Add(uint64(n))
-	return n, err
-}
-
-// snapshot is all of want that can be sent to a host. missing are the sources whose ports
-// it may lack. c.mu is held.
-func (c *session) snapshot(want reconcile.View, missing wire.List[string], failed port.Outcomes) []wire.Control {
-	s := wire.Snapshot{
-		Epoch: c.o.Epoch, Generation: want.Generation(), Incomplete: missing,
-		Publications: make([]wire.Publication, 0, min(want.Len(), c.o.maxPublications)),
-	}
-	c.incomplete = len(missing) > 0
-	c.unanswered = make(map[port.Key]struct{}, want.Len())
-	c.partial = false
-	text := 0
-	for k, p := range want.All() {
-		w := wire.FromPublication(p)
-		err := w.Check()
-		if err == nil && (len(s.Publications) == c.o.maxPublications || text+w.TextBytes() > wire.MaxSetBytes) {
-			c.partial = true
-			err = fmt.Errorf("more than %d publications, or than %d MiB of names and labels", c.o.maxPublications, wire.MaxSetBytes>>20)
-		}
-		if err != nil {
-			failed[k] = unsendable(k, err)
-			continue
-		}
-		text += w.TextBytes()
-		s.Publications = append(s.Publications, w)
-		c.unanswered[k] = struct{}{}
-	}
-	return s.Split()
-}
-
-// change is what differs from what was sent last. c.mu is held.
-func (c *session) change(want reconcile.View, hint reconcile.Change, failed port.Outcomes) []wire.Control {
-	m := wire.Change{Base: c.sent, Generation: want.Generation(), Put: make([]wire.Publication, 0, len(hint.Keys))}
-	if len(c.unanswered) == 0 && len(hint.Keys) > 8 {
-		c.unanswered = make(map[port.Key]struct{}, len(hint.Keys))
-	}
-	for _, k := range hint.Keys {
-		p, ok := want.Get(k)
-		if ok {
-			w := wire.FromPublication(p)
-			err := w.Check()
-			if err == nil {
-				m.Put = append(m.Put, w)
-				c.unanswered[k] = struct{}{}
-				continue
-			}
-			failed[k] = unsendable(k, err)
-		}
-		delete(c.unanswered, k)
-		if checkable(k) {
-			m.Removed = append(m.Removed, k)
-		}
-	}
-	return m.Split()
-}
-
-// checkable reports whether a host would accept k, so that it may have been sent.
-func checkable(k port.Key) bool { return wire.Publication{Key: k}.Check() == nil }
-
-func unsendable(k port.Key, err error) []port.Outcome {
-	return []port.Outcome{{Key: k, State: port.Failed, Reason: port.Because(port.Unsendable, err.Error())}}
-}
-
-// read handles the host's messages until the session ends.
-func (s *Sink) read(c *session) {
-	first := rate.Sometimes{First: 1}
-	for {
-		m, err := wire.ReadControl(c.in)
-		switch {
-		case err == nil:
-			s.stats.framesIn.Add(1)
-			err = c.receive(m)
-			if err == nil {
-				continue
-			}
-			fallthrough
-		case errors.Is(err, wire.ErrMalformed):
-			s.stats.malformed.Add(1)
-			if c.malformed.Allow() {
-				first.Do(func() {
-					s.log.Warn("malformed message from the host dropped", "host", c.Peer().Name, "err", err)
-				})
-				continue
-			}
-			s.log.Warn("too many malformed messages from the host; closing the session", "host", c.Peer().Name, "err", err)
-		case errors.Is(err, wire.ErrTooLarge):
-			s.stats.malformed.Add(1)
-			s.log.Warn("malformed message from the host; closing the session", "host", c.Peer().Name, "err", err)
-		}
-		_ = c.CloseWith(link.ReasonProtocol) // the control stream is of no more use
+// exchange keeps the tables of a session until it ends.
+func (s *Sink) exchange(ctx context.Context, c *session) {
+	select {
+	case <-s.followed:
+	case <-ctx.Done():
 		return
 	}
+	wanted, unpublished, same := replica.Wanted(), replica.Unpublished(), func(k port.Key) port.Key { return k }
+	wanted.Max = cmp.Or(s.o.maxPublications, wanted.Max)
+	unpublished.Max = cmp.Or(s.o.maxUnpublished, unpublished.Max)
+	replica.Send(c.tables, wanted, replica.From[port.Key, wire.Publication, port.Key, port.Publication]{
+		Table: s.record.Wanted(), Begin: s.record.Begun(), Key: same, Row: wire.FromPublication, Partial: s.record.Incomplete,
+		Sent: c.sent, Acked: func(generation uint64) { c.upTo = &generation }, Late: c.late,
+	})
+	replica.Send(c.tables, unpublished, replica.From[port.Key, wire.UnpublishedPort, port.Key, port.Publication]{
+		Table: s.o.Unpublished, Only: func(p port.Publication) bool { return !p.Decision.Allow }, Key: same, Row: wire.FromUnpublished,
+	})
+	rule := func(r wire.Unread) wire.Unread { return r }
+	replica.Send(c.tables, replica.Unread(), replica.From[wire.Unread, wire.Unread, wire.Unread, wire.Unread]{Table: s.unread, Key: rule, Row: rule})
+	replica.Receive(c.tables, replica.Outcomes(), func(step replica.Step[port.Key, wire.Answer]) error {
+		c.step = &step
+		return nil
+	})
+	err := c.tables.Run(ctx)
+	reason := link.ReasonProtocol // the control connection is of no more use
+	switch {
+	case ctx.Err() != nil || c.Err() != nil:
+		return
+	case errors.Is(err, replica.ErrSilent):
+		s.stats.silent.Add(1)
+		reason = link.ReasonSilent
+	case errors.Is(err, replica.ErrProtocol):
+		s.log.Warn("closing the session with the host", "host", c.Peer().Name, "err", err)
+	}
+	_ = c.CloseWith(reason)
 }
 
-// receive handles one message and wakes the sync that waits for it. Only the
-// reader calls it.
-func (c *session) receive(m wire.Control) error {
+// sent notes a step before it leaves.
+func (c *session) sent(view reconcile.View, keys []port.Key, refused map[port.Key]error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case m.Ack != nil:
-		if !c.started || m.Ack.Generation > c.sent {
-			return fmt.Errorf("%w: acknowledges generation %d, which was not sent", wire.ErrMalformed, m.Ack.Generation)
-		}
-		c.store(m.Ack.Outcomes)
-		if m.Ack.Generation > c.ackedGen {
-			c.ackedGen, c.progress = m.Ack.Generation, time.Now()
-		}
-		if m.Ack.Generation == c.sent {
-			c.acked = true
-		}
-	case m.Outcomes != nil:
-		c.store(m.Outcomes.Outcomes)
-	case m.Resync != nil:
-		c.stats.resyncs.Add(1)
-		if !c.resyncs.Allow() {
-			return fmt.Errorf("%w: asks for snapshots too often", wire.ErrMalformed)
-		}
-		c.resync = c.started
-		c.lost.Notify()
-	default:
-		return fmt.Errorf("%w: a message that only agents send", wire.ErrMalformed)
-	}
-	c.received.Notify()
-	if !c.syncing {
-		c.wake.Notify()
-	}
-	return nil
+	c.flight = append(c.flight, batch{view, keys, refused})
 }
 
-// store keeps the outcomes of keys that were sent; the last message about a key
-// counts. c.mu is held.
-func (c *session) store(outcomes []wire.Outcome) {
-	if len(c.outcomes) == 0 {
-		c.outcomes = make(port.Outcomes, len(outcomes))
+// landed takes the steps that the host has seen.
+func (c *session) landed() []batch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for c.upTo != nil && n < len(c.flight) && c.flight[n].view.Generation() <= *c.upTo {
+		n++
 	}
-	fresh := make(map[port.Key]struct{}, len(outcomes))
-	first := make([]port.Outcome, len(outcomes)) // most keys have one outcome
-	for i, o := range outcomes {
-		if !c.view.Has(o.Key) {
-			c.stats.stray.Add(1)
+	c.upTo = nil
+	landed := c.flight[:n:n]
+	c.flight = slices.Clone(c.flight[n:])
+	return landed
+}
+
+// mayHave reports whether the host may have a key at present.
+func (c *session) mayHave(k port.Key) bool {
+	if c.seen.Has(k) {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.flight, func(b batch) bool { return b.view.Has(k) })
+}
+
+// record records what a message of the host said: its outcomes, and what it has seen. What it
+// has seen and gives no outcome of is pending.
+func (c *session) record() {
+	step := c.step
+	c.step = nil
+	if step == nil && c.upTo == nil {
+		return
+	}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	if c.s.cur != c {
+		return
+	}
+	var known []port.Key
+	if step != nil && step.Whole {
+		known = c.s.record.Keys()
+	}
+	var landed []batch
+	var observed []int64
+	c.s.record.Update(func(x *reconcile.RecordTx) {
+		open := make(map[port.Key]struct{}) // keys whose outcomes are to be looked at again
+		if step != nil {
+			c.store(x, step, known, open)
+		}
+		landed = c.landed()
+		for _, b := range landed {
+			c.seen = b.view
+			for _, k := range b.keys {
+				open[k] = struct{}{}
+				delete(c.refused, k)
+				if err := b.refused[k]; err != nil {
+					c.refused[k] = err
+				}
+			}
+		}
+		for k := range open {
+			if at := c.settle(x, k); at != 0 {
+				observed = append(observed, at)
+			}
+		}
+	})
+	if len(landed) > 0 {
+		c.s.record.InSync(observed)
+	}
+}
+
+// store records the outcomes of a step, and notes the keys that have none any more. known are
+// those that have some, of a step that is whole.
+func (c *session) store(x *reconcile.RecordTx, step *replica.Step[port.Key, wire.Answer], known []port.Key, open map[port.Key]struct{}) {
+	named := make(map[port.Key]struct{}, len(step.Put))
+	for _, a := range step.Put {
+		named[a.Key] = struct{}{}
+		if !c.mayHave(a.Key) {
+			c.s.stats.stray.Add(1)
 			continue
 		}
-		if _, ok := fresh[o.Key]; !ok {
-			fresh[o.Key] = struct{}{}
-			first[i] = o.Port()
-			c.outcomes[o.Key] = first[i : i+1 : i+1]
-			delete(c.unanswered, o.Key)
-			continue
-		}
-		if len(c.outcomes[o.Key]) < maxOutcomes {
-			c.outcomes[o.Key] = append(c.outcomes[o.Key], o.Port())
+		x.Set(a.Key, a.Port()...)
+	}
+	c.heard = c.heard || step.Whole
+	for _, k := range append(known, step.Removed...) {
+		if _, ok := named[k]; !ok {
+			x.Set(k)
+			open[k] = struct{}{}
 		}
 	}
+}
+
+// settle records what a key has instead of an outcome of the host, if there is none. It returns
+// the time of the event of a publication that is active, 0 for none.
+func (c *session) settle(x *reconcile.RecordTx, k port.Key) (observed int64) {
+	p, wanted := c.seen.Get(k)
+	list := x.Get(k)
+	switch err := c.refused[k]; {
+	case !wanted:
+		x.Set(k)
+	case err != nil:
+		x.Set(k, port.Outcome{Key: k, State: port.Failed, Reason: port.Because(port.Unsendable, err.Error())})
+	case !c.heard || ours(list):
+		x.Set(k, pending(k, port.Unstatement))
+	case slices.ContainsFunc(list, func(o reconcile.SinkOutcome) bool { return o.State == port.Active }):
+		return p.Observed
+	}
+	return 0
+}
+
+// ours reports whether outcomes are not of a host.
+func ours(list []reconcile.SinkOutcome) bool {
+	if len(list) == 0 {
+		return true
+	}
+	switch list[0].Reason.Code() {
+	case port.NoHost, port.Unanswered, port.Unstatement, port.Unsendable:
+		return true
+	}
+	return false
+}
+
+// late records that the host has not answered. What has an outcome of it keeps that.
+func (c *session) late() {
+	c.mu.Lock()
+	flight := slices.Clone(c.flight)
+	c.mu.Unlock()
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	if c.s.cur != c {
+		return
+	}
+	c.s.record.Failed()
+	c.s.record.Update(func(x *reconcile.RecordTx) {
+		for _, b := range flight {
+			for _, k := range b.keys {
+				if b.view.Has(k) && ours(x.Get(k)) {
+					x.Set(k, pending(k, port.Unanswered))
+				}
+			}
+		}
+	})
 }

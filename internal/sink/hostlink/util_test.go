@@ -3,11 +3,11 @@
 package hostlink
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"strings"
@@ -50,25 +50,28 @@ func (s sessions) Accept(ctx context.Context) (link.Session, error) {
 	}
 }
 
-// rig is a sink, the wanted table that feeds it, and what drives it.
+// rig is a sink, and the reconciler that it follows.
 type rig struct {
-	t      testing.TB
-	sink   *Sink
-	feed   sessions
-	wanted *table.Table[port.Key, port.Publication]
-	sub    *table.Subscription[port.Key, port.Publication]
-	keys   map[port.Key]struct{} // changed since the last Sync that succeeded
-	synced uint64
-	stop   func() error
+	t    testing.TB
+	sink *Sink
+	feed sessions
+	from *table.Table[port.Key, port.Publication]
+	rec  *reconcile.Reconciler
+	stop func() error
 }
 
 // newRig starts a sink. The rig ends with the test, or with stop.
 func newRig(t testing.TB, edit ...func(*Options)) *rig {
 	t.Helper()
-	r := &rig{t: t, feed: make(sessions), keys: make(map[port.Key]struct{}), wanted: table.New[port.Key, port.Publication](port.Key.Compare)}
+	return newRigOf(t, reconcile.Options{}, edit...)
+}
+
+func newRigOf(t testing.TB, ro reconcile.Options, edit ...func(*Options)) *rig {
+	t.Helper()
+	r := &rig{t: t, feed: make(sessions), from: table.New[port.Key, port.Publication](port.Key.Compare)}
 	o := Options{
-		Epoch: "E1", Logger: slog.New(slog.DiscardHandler),
-		Lookup: func(k port.Key) (port.Publication, bool) { return r.wanted.View().Get(k) },
+		Logger: slog.New(slog.DiscardHandler),
+		Lookup: func(k port.Key) (port.Publication, bool) { return r.rec.Wanted().View().Get(k) },
 		Serve:  echo, ServeUDP: echoUDP,
 	}
 	for _, f := range edit {
@@ -78,11 +81,14 @@ func newRig(t testing.TB, edit ...func(*Options)) *rig {
 	if r.sink, err = New(r.feed, o); err != nil {
 		t.Fatal(err)
 	}
-	r.sub = r.wanted.Subscribe()
+	ro.Follower, ro.Logger = r.sink, o.Logger
+	r.rec = reconcile.New(r.from, nil, ro)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
+	var following sync.WaitGroup
+	following.Go(func() { _ = r.rec.Run(ctx) })
 	go func() { ended <- r.sink.Run(ctx) }()
-	r.stop = sync.OnceValue(func() error { cancel(); return <-ended })
+	r.stop = sync.OnceValue(func() error { cancel(); following.Wait(); return <-ended })
 	t.Cleanup(func() {
 		if err := r.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("run: %v", err)
@@ -120,57 +126,72 @@ func echoUDP(_ context.Context, client forward.Datagrams, req forward.Request) e
 	}
 }
 
+// put changes the wanted set, and waits for that.
 func (r *rig) put(pubs ...port.Publication) {
-	r.wanted.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+	r.t.Helper()
+	r.from.Update(func(tx *table.Tx[port.Key, port.Publication]) {
 		for _, p := range pubs {
 			tx.Put(p.Key, p)
 		}
 	})
+	r.eventually("it is wanted", func() bool {
+		p := pubs[len(pubs)-1]
+		got, ok := r.rec.Wanted().View().Get(p.Key)
+		return ok && got.Equal(p)
+	})
 }
 
 func (r *rig) remove(keys ...port.Key) {
-	r.wanted.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+	r.t.Helper()
+	r.from.Update(func(tx *table.Tx[port.Key, port.Publication]) {
 		for _, k := range keys {
 			tx.Delete(k)
 		}
 	})
+	r.eventually("it is not wanted", func() bool { return !r.rec.Wanted().View().Has(keys[len(keys)-1]) })
 }
 
-// sync does what the reconciler's worker does.
-func (r *rig) sync(timeout time.Duration) (port.Outcomes, error) {
-	view, change := r.sub.Take()
-	for _, k := range change.Keys {
-		r.keys[k] = struct{}{}
-	}
-	hint := reconcile.Change{Base: r.synced, Generation: view.Generation()}
-	for k := range r.keys {
-		hint.Keys = append(hint.Keys, k)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	out, err := r.sink.Sync(ctx, view, hint)
-	if err == nil {
-		r.synced = view.Generation()
-		clear(r.keys)
-	}
-	return out, err
-}
-
-func (r *rig) mustSync() port.Outcomes {
+func (r *rig) eventually(what string, f func() bool) {
 	r.t.Helper()
-	out, err := r.sync(time.Minute)
-	if err != nil {
-		r.t.Fatal(err)
+	for range 60_000 { // a busy machine may take long
+		if f() {
+			return
+		}
+		time.Sleep(time.Millisecond)
 	}
-	return out
+	r.t.Fatal("not so: ", what)
+}
+
+// want waits until these are all outcomes, by the numbers of their ports.
+func (r *rig) want(expected map[uint16]port.State) {
+	r.t.Helper()
+	var got map[uint16]port.State
+	defer func() {
+		if r.t.Failed() {
+			r.t.Logf("outcomes %v, want %v", got, expected)
+		}
+	}()
+	r.eventually("the outcomes", func() bool {
+		got = make(map[uint16]port.State)
+		for k, list := range r.rec.Outcomes().View().All() {
+			got[k.Port] = list[0].State
+		}
+		return maps.Equal(got, expected)
+	})
+}
+
+// outcomes are those of one key.
+func (r *rig) outcomes(k port.Key) reconcile.Outcomes {
+	list, _ := r.rec.Outcomes().View().Get(k)
+	return list
 }
 
 // peer is a host that a test plays.
 type peer struct {
 	t testing.TB
 	link.Session
-	in io.Reader
-	j  wire.Joiner
+	at   uint64              // generation of its outcomes
+	have map[port.Key]string // wanted, and the owners
 }
 
 // connect gives the sink a session, and returns its other end once the sink has it.
@@ -207,97 +228,146 @@ func (r *rig) connect(name string) *peer {
 	for r.sink.Stats().Sessions == before {
 		time.Sleep(time.Millisecond)
 	}
-	<-r.sink.Wake() // that it is there; what the test waits for comes later
-	return &peer{t: r.t, Session: host, in: bufio.NewReader(host.Control())}
+	return newPeer(r.t, host)
 }
 
-// next returns the next whole control message.
-func (p *peer) next() wire.Control {
+func newPeer(t testing.TB, s link.Session) *peer {
+	return &peer{t: t, Session: s, have: make(map[port.Key]string)}
+}
+
+// frame is a message with its rows.
+type frame struct {
+	wire.Frame
+	put     []wire.Publication
+	removed []port.Key
+}
+
+func (p *peer) read() (wire.Frame, error) {
+	b, err := p.Control().Read(context.Background())
+	if err != nil {
+		return wire.Frame{}, err
+	}
+	return wire.DecodeFrame(b)
+}
+
+// of returns the next message about a table.
+func (p *peer) of(name string) wire.Frame {
 	p.t.Helper()
 	for {
-		c, err := wire.ReadControl(p.in)
+		f, err := p.read()
 		if err != nil {
 			p.t.Errorf("control: %v (session: %v)", err, p.Err())
-			return wire.Control{}
+			return f
 		}
-		whole, done, err := p.j.Add(c)
+		if f.Table == name {
+			return f
+		}
+	}
+}
+
+// next returns the next message about the wanted set.
+func (p *peer) next() frame {
+	p.t.Helper()
+	f := frame{Frame: p.of("wanted")}
+	p.take(&f)
+	return f
+}
+
+func (p *peer) take(f *frame) {
+	p.t.Helper()
+	var err error
+	if f.put, err = wire.DecodeRows(f.Put, wire.Publication.Check); err != nil {
+		p.t.Error(err)
+	}
+	if f.removed, err = wire.DecodeRows(f.Removed, wire.CheckKey); err != nil {
+		p.t.Error(err)
+	}
+	if f.Base == 0 && f.Part == 0 {
+		clear(p.have)
+	}
+	for _, q := range f.put {
+		p.have[q.Key] = q.Owner.Name
+	}
+	for _, k := range f.removed {
+		delete(p.have, k)
+	}
+}
+
+func (p *peer) say(f wire.Frame) {
+	p.t.Helper()
+	if err := p.send(f); err != nil {
+		p.t.Errorf("say %+v: %v", f, err)
+	}
+}
+
+func (p *peer) send(f wire.Frame) error {
+	b, err := wire.EncodeFrame(&f)
+	if err == nil {
+		err = p.Control().Write(context.Background(), b)
+	}
+	return err
+}
+
+func active(k port.Key) wire.Answer {
+	return wire.FromOutcomes(k, []port.Outcome{{State: port.Active, HostAddress: netip.AddrPortFrom(port.Loopback(k.Address), k.Port)}})
+}
+
+func list[T any](t testing.TB, items []T) (b []byte) {
+	t.Helper()
+	for i, v := range items {
+		row, err := wire.EncodeRow(v)
 		if err != nil {
-			p.t.Error(err)
+			t.Fatal(err)
 		}
-		if done {
-			return whole
-		}
+		b = append(append(b, "[,"[min(i, 1)]), row...)
 	}
+	if b != nil {
+		b = append(b, ']')
+	}
+	return b
 }
 
-func (p *peer) say(msgs ...wire.Control) {
+// answers returns the next change of the outcomes.
+func (p *peer) answers(put []wire.Answer, removed ...port.Key) wire.Frame {
 	p.t.Helper()
-	for _, m := range msgs {
-		if err := wire.WriteControl(p.Control(), m); err != nil {
-			p.t.Errorf("say %+v: %v", m, err)
-		}
-	}
+	p.at++
+	return wire.Frame{Table: "outcomes", Base: p.at - 1, Generation: p.at, Put: list(p.t, put), Removed: list(p.t, removed)}
 }
 
-func active(keys ...port.Key) (out []wire.Outcome) {
+// ack says that a generation was seen, with these ports active.
+func (p *peer) ack(generation uint64, keys ...port.Key) {
+	p.t.Helper()
+	var put []wire.Answer
 	for _, k := range keys {
-		out = append(out, wire.Outcome{Key: k, State: port.Active, HostAddress: netip.AddrPortFrom(port.Loopback(k.Address), k.Port)})
+		put = append(put, active(k))
 	}
-	return out
-}
-
-func (p *peer) ack(gen uint64, keys ...port.Key) {
-	p.t.Helper()
-	p.say(wire.Ack{Generation: gen, Outcomes: active(keys...)}.Split()...)
+	f := p.answers(put)
+	f.Seen = []wire.Seen{{Table: "wanted", Generation: generation}}
+	p.say(f)
 }
 
 // serve acknowledges everything until the session ends.
 func (p *peer) serve() {
 	for {
-		c, err := wire.ReadControl(p.in)
+		f, err := p.read()
 		if err != nil {
 			return
 		}
-		whole, done, err := p.j.Add(c)
-		if err != nil {
-			p.t.Error(err)
-		}
-		if !done {
+		if f.Table != "wanted" {
 			continue
 		}
-		var gen uint64
-		var pubs []wire.Publication
-		if s := whole.Snapshot; s != nil {
-			gen, pubs = s.Generation, s.Publications
-		} else {
-			gen, pubs = whole.Change.Generation, whole.Change.Put
+		w := frame{Frame: f}
+		p.take(&w)
+		var put []wire.Answer
+		for _, q := range w.put {
+			put = append(put, active(q.Key))
 		}
-		ack := wire.Ack{Generation: gen}
-		for _, q := range pubs {
-			ack.Outcomes = append(ack.Outcomes, active(q.Key)...)
+		a := p.answers(put, w.removed...)
+		if !f.More {
+			a.Seen = []wire.Seen{{Table: "wanted", Generation: f.Generation}}
 		}
-		for _, m := range ack.Split() {
-			if err := wire.WriteControl(p.Control(), m); err != nil {
-				return
-			}
+		if p.send(a) != nil {
+			return
 		}
 	}
-}
-
-// during runs f while the peer does its part, and waits for both.
-func during[T any](f func() T, do func()) T {
-	done := make(chan T, 1)
-	go func() { done <- f() }()
-	do()
-	return <-done
-}
-
-func states(out port.Outcomes) map[uint16]port.State {
-	m := make(map[uint16]port.State)
-	for k, o := range out {
-		if len(o) > 0 {
-			m[k.Port] = o[0].State
-		}
-	}
-	return m
 }
