@@ -80,7 +80,6 @@ type Agent struct {
 	Cluster       Cluster
 	Listener      Listener
 	Publish       Publish
-	Run           Run
 	// BridgeLoopback opens ports of the guest's loopback to the peers of other products.
 	BridgeLoopback bool
 	// ReportUnpublished sends the host the ports that are denied, withheld or pending,
@@ -105,8 +104,7 @@ type Host struct {
 	Serving Serving           // how the host takes agents that dial it
 	Bind    rules.HostAddress // where guest wildcards appear: rules.Asked leaves it to the agent
 	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
-	Run     HostRun
-	LogFile string // where the log goes; empty for standard error
+	LogFile string            // where the log goes; empty for standard error
 	Limits  Limits
 	Names   Names
 }
@@ -150,7 +148,6 @@ func DefaultAgent() Agent {
 		Listener:      Listener{Settle: 750 * time.Millisecond},
 		Cluster:       Cluster{Interval: 10 * time.Second},
 		Publish:       Publish{Socket: "/run/fairlead/publish.sock", Ports: 8, Connections: 256, Requests: 10},
-		Run:           Run{Jobs: 16},
 		EngineGrace:   30 * time.Second,
 
 		ReportUnpublished: true,
@@ -174,7 +171,6 @@ func defaultHost(d hostDirs) Host {
 		Bind:    rules.Loopback(),
 		Grace:   10 * time.Second,
 		Names:   Names{Domain: names.Local},
-		Run:     HostRun{Jobs: 4},
 		Limits:  Limits{Listeners: 4096, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
 	}
 }
@@ -339,10 +335,6 @@ func (c *Host) fields() []field {
 			"maximum of concurrent UDP clients").atLeast(1),
 		one("limits.udpIdle", "udp-idle", "duration", &c.Limits.UDPIdle, duration(time.Second, time.Hour, false), stringOf,
 			"how long an idle UDP client is remembered"),
-		one("run.jobs", "run-jobs", "n", &c.Run.Jobs, whole[int](1, 1024), number,
-			"maximum of programs that run at the same time for one guest (run.allow)").atLeast(1),
-		one("run.asRoot", "run-as-root", boolKind, &c.Run.AsRoot, truth, strconv.FormatBool,
-			"run programs for guests also where the host peer has the rights of root or of an administrator, which they get"),
 	}, c.namesFields(), c.servingFields(), c.Common.fields())
 }
 

@@ -38,7 +38,7 @@ docker:
 ` + "```" + `
 
 A list may be one value. In flags and variables commas separate its values. Rules,
-` + "`expose`, `labels`, `bind` and the agent's `publish.allow`, `run.allow` and `run.host`" + ` change while fairlead runs: it
+` + "`expose`, `labels`, `bind` and the agent's `publish.allow`" + ` change while fairlead runs: it
 reloads them when a file changes, and on SIGHUP. Other settings need a restart; a warning in the log, and the agent's
 ` + "`doctor`" + `, name those that differ. A file with a mistake is refused, and the previous configuration remains.
 

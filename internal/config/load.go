@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/rules"
-	runpolicy "github.com/fairlead/fairlead/internal/run/policy"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
@@ -48,8 +47,7 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 		data, err := ReadFile(path)
 		l.common.files = append(l.common.files, newFile(path, data, err, true))
 	}
-	c.from, c.Publish.Allow, c.Run.Allow = l.from, l.publish, l.run
-	c.Run.Host = l.asks
+	c.from, c.Publish.Allow = l.from, l.publish
 	return c, nil
 }
 
@@ -57,7 +55,6 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, bool)) (Host, error) {
 	c := DefaultHost()
 	l := newLoader(&c.Common, c.fields(), flags, environ)
-	l.ofHost = true
 	if err := l.load(path, DefaultHostFile()); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
@@ -70,7 +67,7 @@ func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, b
 	if err := l.compile("bind", &c.Bind, true); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
-	c.from, c.Run.Allow = l.from, l.run
+	c.from = l.from
 	return c, nil
 }
 
@@ -83,9 +80,6 @@ type loader struct {
 	from    map[string]string // where a field got its value: "FILE:LINE:COLUMN", variable or flag
 	inline  []rules.Rule
 	publish policy.Policy
-	run     runpolicy.Policy
-	asks    runpolicy.Policy
-	ofHost  bool         // it is the host peer's
 	last    []rules.Rule // after those of all files
 }
 
@@ -161,11 +155,8 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 	switch prefix {
 	case "":
 		known = append(known, "rules")
-	case "publish.", "run.":
+	case "publish.":
 		known = append(known, "allow")
-	}
-	if prefix == "run." && !l.ofHost {
-		known = append(known, "host")
 	}
 	entries, err := n.Map(known...)
 	errs := []error{l.hint(err)}
@@ -177,12 +168,6 @@ func (l *loader) mapping(n yamltree.Node, prefix string) error {
 			l.inline, err = rules.ParseList(e.Node)
 		case key == "publish.allow":
 			l.publish, err = policy.Parse(e.Node)
-		case key == "run.host":
-			l.asks, err = runpolicy.ParseAsks(e.Node)
-		case key == "run.allow" && l.ofHost:
-			l.run, err = runpolicy.ParseHost(e.Node)
-		case key == "run.allow":
-			l.run, err = runpolicy.Parse(e.Node)
 		case i < 0:
 			err = l.mapping(e.Node, key+".")
 		default:

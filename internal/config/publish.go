@@ -2,25 +2,7 @@
 
 package config
 
-import (
-	"github.com/fairlead/fairlead/internal/publish/policy"
-	runpolicy "github.com/fairlead/fairlead/internal/run/policy"
-)
-
-// Run configures what containers may have run in the guest, by the socket of Publish.
-type Run struct {
-	Allow runpolicy.Policy // nothing is run if it is empty; only the file has it
-	Host  runpolicy.Policy // who may ask the host for its programs; only the file has it
-	Jobs  int              // at the same time, 1 to 1024
-}
-
-// HostRun configures what guests may have run on the host.
-type HostRun struct {
-	Allow runpolicy.Policy // nothing is run if it is empty; only the file has it
-	Jobs  int              // of one guest at the same time, 1 to 1024
-
-	AsRoot bool // also where this process has the rights of root or of an administrator
-}
+import "github.com/fairlead/fairlead/internal/publish/policy"
 
 // Publish configures what containers may ask for at a socket that is mounted into them.
 type Publish struct {
@@ -34,14 +16,12 @@ type Publish struct {
 func (c *Agent) publishFields() []field {
 	return []field{
 		one("publish.socket", "publish-socket", "path", &c.Publish.Socket, absolute, str,
-			"socket for containers that may publish or reach ports; it exists only if publish.allow, run.allow or run.host has an entry"),
+			"socket for containers that may publish or reach ports; it exists only if publish.allow has an entry"),
 		one("publish.ports", "publish-ports", "n", &c.Publish.Ports, whole[int](1, 256), number,
 			"maximum of ports that one container publishes or reaches by the socket").atLeast(1),
 		one("publish.connections", "publish-connections", "n", &c.Publish.Connections, whole[int](1, 1<<16-1), number,
 			"maximum of concurrent connections of one container by the socket").atLeast(1),
 		one("publish.requests", "publish-requests", "n", &c.Publish.Requests, whole[int](1, 1000), number,
 			"maximum of requests of one container at the socket in a second").atLeast(1),
-		one("run.jobs", "run-jobs", "n", &c.Run.Jobs, whole[int](1, 1024), number,
-			"maximum of programs that run at the same time for all containers (run.allow, run.host)").atLeast(1),
 	}
 }

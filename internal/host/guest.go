@@ -335,9 +335,6 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	wctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { g.write(wctx, session) })
-	if serve := g.h.opt.Runs; serve != nil {
-		wg.Go(func() { serve(wctx, g.name, session) })
-	}
 	err = g.read(ctx, session)
 	if errors.Is(err, errProtocol) {
 		_ = session.CloseWith(link.ReasonProtocol)

@@ -6,13 +6,14 @@ package run
 
 import (
 	"encoding/json"
+	"log/slog"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/run/policy"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
@@ -31,14 +32,14 @@ func FuzzRequest(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	s := New(Options{Policy: allow})
-	web := ask.Client{Container: port.Owner{Kind: port.OwnerContainer, Name: "web"}}
+	s := New(Options{Policy: allow, Logger: slog.New(slog.DiscardHandler)})
+	web := peer.Client{Container: port.Owner{Kind: port.OwnerContainer, Name: "web"}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var q Request
 		if json.Unmarshal(b, &q) != nil {
 			return
 		}
-		if s.allowed(ask.Client{Guest: true, UID: 8}, q) == nil {
+		if s.allowed(peer.Client{Guest: true, UID: 8}, q) == nil {
 			t.Errorf("another user gets %+v", q)
 		}
 		if s.allowed(web, q) != nil {

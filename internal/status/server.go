@@ -62,6 +62,9 @@ type Options struct {
 	Tokens PageTokens
 	// Trace reports flows; nil leaves /v1/trace out.
 	Trace *trace.Hub
+	// Container returns the container of a process by its cgroups, and fails closed; nil leaves
+	// /v1/whois out.
+	Container func(cgroups []string) (port.Owner, error)
 	// Served is notified when a connection became idle or ended. It may be nil.
 	Served schedule.Signal
 }
@@ -162,6 +165,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	}
 	if s.o.Rules != nil {
 		mux.HandleFunc("POST /v1/rules", s.testRules)
+	}
+	if s.o.Container != nil {
+		mux.HandleFunc("POST /v1/whois", s.whois)
 	}
 	if s.o.Examiner != nil {
 		mux.HandleFunc("GET /v1/doctor", s.examine)

@@ -44,9 +44,6 @@ type Hello struct {
 	Token    bool   `json:"token"`             // proves a shared token and demands the same
 	// Unpublished reports that this agent sends the message Unpublished.
 	Unpublished bool `json:"unpublished,omitzero"`
-	// Runs reports that this host takes streams that the agent opens, each a RunRequest. An
-	// agent opens none to a host that does not say so.
-	Runs bool `json:"runs,omitzero"`
 }
 
 // Proof shows that a peer has the shared token.

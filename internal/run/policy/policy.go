@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package policy decides which container, or which user of the guest, may have which program
-// run in the guest, and with which arguments and environment.
+// run in the guest, with which arguments and environment, and within which limits.
 package policy
 
 import (
@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -33,26 +34,24 @@ type Entry struct {
 	Directory string           // in which it runs, absolute
 	User      string           // as whom it runs: a name or a number, never root
 	TTY       bool             // clients may ask for a terminal
-	Guests    []string         // globs: the guests that may have it run, of a program of the host
+
+	// What the program may use with all that it started; 0 is no limit.
+	Memory    int64         // bytes
+	Processes int           // and threads
+	Time      time.Duration // from its start
 }
+
+// Serve is the command of fairlead-run that serves, so no program has this name.
+const Serve = "serve"
 
 // Policy is a list of entries. What no entry allows is denied.
 type Policy []Entry
 
 // keys are those of an entry.
-var keys = []string{"name", "match", "users", "path", "sha256", "args", "env", "directory", "user", "tty"}
-
-// Keys returns the keys of an entry, and those that each entry needs. It also needs match
-// or users.
-func Keys() (all, required []string) {
-	return slices.Clone(keys), []string{"name", "path", "sha256", "user"}
-}
+var keys = []string{"name", "match", "users", "path", "sha256", "args", "env", "directory", "user", "tty", "memory", "processes", "time"}
 
 // Parse reads a policy. The error joins the first mistake of each entry.
-func Parse(n yamltree.Node) (Policy, error) { return parseEntries(n, keys, complete) }
-
-// parseEntries reads a policy whose entries have these keys. Complete requires what has no default.
-func parseEntries(n yamltree.Node, keys []string, complete func(yamltree.Node, *Entry) error) (Policy, error) {
+func Parse(n yamltree.Node) (Policy, error) {
 	if n.IsNull() { // "allow:" with all entries commented out
 		return nil, nil
 	}
@@ -62,7 +61,7 @@ func parseEntries(n yamltree.Node, keys []string, complete func(yamltree.Node, *
 	var p Policy
 	var errs []error
 	for _, item := range n.List() {
-		e, err := parseEntry(item, keys)
+		e, err := parseEntry(item)
 		if err == nil {
 			err = complete(item, &e)
 		}
@@ -77,7 +76,7 @@ func parseEntries(n yamltree.Node, keys []string, complete func(yamltree.Node, *
 	return p, nil
 }
 
-func parseEntry(n yamltree.Node, keys []string) (e Entry, err error) {
+func parseEntry(n yamltree.Node) (e Entry, err error) {
 	fields, err := n.Map(keys...)
 	if err != nil {
 		return e, err
@@ -100,19 +99,23 @@ func parseEntry(n yamltree.Node, keys []string) (e Entry, err error) {
 			e.Env, err = list(f.Node, parseVariable)
 		case "directory":
 			e.Directory, err = checked(f.Node, checkPath)
-		case "guests":
-			e.Guests, err = list(f.Node, parseGuest)
 		case "user":
 			e.User, err = checked(f.Node, checkUser)
 		case "tty":
-			e.TTY, err = parseBool(f.Node)
+			e.TTY, err = parsed(f.Node, parseBool)
+		case "memory":
+			e.Memory, err = parsed(f.Node, parseMemory)
+		case "processes":
+			e.Processes, err = parsed(f.Node, parseProcesses)
+		case "time":
+			e.Time, err = parsed(f.Node, parseTime)
 		}
 		if err != nil {
 			return e, err
 		}
 	}
 	if e.Directory == "" {
-		e.Directory = filepath.VolumeName(e.Path) + string(filepath.Separator)
+		e.Directory = "/"
 	}
 	return e, nil
 }
@@ -136,22 +139,57 @@ func complete(n yamltree.Node, e *Entry) error {
 
 // checked reads a text that check accepts.
 func checked(n yamltree.Node, check func(string) error) (string, error) {
-	s, err := n.Text()
-	if err != nil {
-		return "", err
-	}
-	if err := check(s); err != nil {
-		return "", n.Errorf("%q: %v", s, err)
-	}
-	return s, nil
+	return parsed(n, func(s string) (string, error) { return s, check(s) })
 }
 
-func parseBool(n yamltree.Node) (bool, error) {
+// parsed reads a text that parse understands.
+func parsed[T any](n yamltree.Node, parse func(string) (T, error)) (v T, err error) {
 	s, err := n.Text()
-	if err == nil && s != "true" && s != "false" {
-		err = n.Errorf("%q: want true or false", s)
+	if err != nil {
+		return v, err
 	}
-	return s == "true", err
+	if v, err = parse(s); err != nil {
+		return v, n.Errorf("%q: %v", s, err)
+	}
+	return v, nil
+}
+
+func parseBool(s string) (bool, error) {
+	if s != "true" && s != "false" {
+		return false, errors.New("want true or false")
+	}
+	return s == "true", nil
+}
+
+var memorySyntax = regexp.MustCompile(`\A([1-9][0-9]{0,5})(MiB|GiB)\z`)
+
+// parseMemory reads an amount of memory, in bytes.
+func parseMemory(s string) (int64, error) {
+	m := memorySyntax.FindStringSubmatch(s)
+	if m == nil {
+		return 0, errors.New("want a number of MiB or GiB, such as 64MiB")
+	}
+	n, err := strconv.ParseInt(m[1], 10, 64)
+	if m[2] == "GiB" {
+		n <<= 10
+	}
+	return n << 20, err
+}
+
+func parseProcesses(s string) (int, error) {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 || n > 1<<22 { // the kernel has no more
+		return 0, errors.New("want a number from 1 to 4194304")
+	}
+	return n, nil
+}
+
+func parseTime(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < time.Second {
+		return 0, errors.New("want at least 1s, such as 90s or 1h30m")
+	}
+	return d, nil
 }
 
 // list reads a list, which may be empty.
@@ -177,8 +215,11 @@ func list[T any](n yamltree.Node, parse func(string) (T, error)) ([]T, error) {
 var nameSyntax = regexp.MustCompile(`\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z`)
 
 func checkName(s string) error {
-	if !nameSyntax.MatchString(s) {
+	switch {
+	case !nameSyntax.MatchString(s):
 		return errors.New("want at most 64 letters, digits, dots, hyphens and underscores, the first a letter or digit")
+	case s == Serve:
+		return errors.New("fairlead-run has a command of this name: want another one")
 	}
 	return nil
 }
@@ -250,6 +291,17 @@ func (p Policy) Kept(next Policy) Policy {
 func (e *Entry) program() string {
 	b, _ := json.Marshal(e) // no field can fail
 	return string(b)
+}
+
+// Controllers returns the controllers of cgroups that the entry's limits need.
+func (e *Entry) Controllers() (list []string) {
+	if e.Memory > 0 {
+		list = append(list, "memory")
+	}
+	if e.Processes > 0 {
+		list = append(list, "pids")
+	}
+	return list
 }
 
 // Find returns the entry of a name, nil if there is none.

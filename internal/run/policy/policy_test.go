@@ -4,8 +4,10 @@ package policy
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -25,7 +27,7 @@ func parse(t *testing.T, text string) (Policy, error) {
 func TestPolicy(t *testing.T) {
 	p, err := parse(t, `
 - {name: backup, match: {name: "web*"}, path: /bin/b, `+sum+`, args: [--full, "[a-z]+|x|.*y"], env: [LANG], directory: /srv, user: nobody}
-- {name: plain, match: {labels: {a: b}}, path: /bin/p, `+sum+`, user: 65534, tty: true}
+- {name: plain, match: {labels: {a: b}}, path: /bin/p, `+sum+`, user: 65534, tty: true, memory: 64MiB, processes: 5, time: 1h30m}
 - {name: guest, users: [1000, root, nobody-of-this-name], path: /bin/p, `+sum+`, user: 65534}
 `)
 	if err != nil {
@@ -48,6 +50,12 @@ func TestPolicy(t *testing.T) {
 	if p.Find("backup").TTY || !p.Find("plain").TTY {
 		t.Error("a terminal is allowed that is not, or the reverse")
 	}
+	if e := p.Find("plain"); e.Memory != 64<<20 || e.Processes != 5 || e.Time != 90*time.Minute || !slices.Equal(e.Controllers(), []string{"memory", "pids"}) {
+		t.Errorf("limits: %+v", e)
+	}
+	if e := p.Find("guest"); e.Memory != 0 || e.Processes != 0 || e.Time != 0 || len(e.Controllers()) > 0 {
+		t.Errorf("no limits: %+v", e)
+	}
 	// The helper gets the entries as JSON.
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -57,8 +65,8 @@ func TestPolicy(t *testing.T) {
 	if err := json.Unmarshal(text, &again); err != nil {
 		t.Fatal(err)
 	}
-	if !again.Find("plain").TTY {
-		t.Error("the helper allows no terminal")
+	if e := again.Find("plain"); !e.TTY || e.Memory != 64<<20 || e.Processes != 5 || e.Time != 90*time.Minute {
+		t.Errorf("the helper has %+v", e)
 	}
 	for _, c := range []struct {
 		name      string
@@ -96,14 +104,15 @@ func TestKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	for text, kept := range map[string]bool{
-		"- {name: a, match: {name: db}, path: /bin/a, " + sum + ", args: [x], user: nobody}":               true,
-		"- {name: a, users: [7], path: /bin/a, " + sum + ", args: [x], user: nobody}":                      true,
-		"- {name: b, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody}":              false,
-		"- {name: a, match: {name: web}, path: /bin/b, " + sum + ", args: [x], user: nobody}":              false,
-		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [y], user: nobody}":              false,
-		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: games}":               false,
-		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, tty: true}":   false,
-		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, env: [LANG]}": false,
+		"- {name: a, match: {name: db}, path: /bin/a, " + sum + ", args: [x], user: nobody}":                true,
+		"- {name: a, users: [7], path: /bin/a, " + sum + ", args: [x], user: nobody}":                       true,
+		"- {name: b, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody}":               false,
+		"- {name: a, match: {name: web}, path: /bin/b, " + sum + ", args: [x], user: nobody}":               false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [y], user: nobody}":               false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: games}":                false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, tty: true}":    false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, env: [LANG]}":  false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, memory: 2GiB}": false,
 	} {
 		next, err := parse(t, text)
 		if err != nil {
@@ -139,6 +148,12 @@ func TestParseErrors(t *testing.T) {
 		{"- {name: b, env: [LD_PRELOAD]}", "dynamic linker"},
 		{"- {name: b, match: {ports: 80}}", `unknown key "ports"`},
 		{"- {name: b, tty: maybe}", `"maybe": want true or false`},
+		{"- {name: serve}", "has a command of this name"},
+		{"- {name: b, memory: 64}", "such as 64MiB"},
+		{"- {name: b, memory: 0MiB}", "such as 64MiB"},
+		{"- {name: b, processes: 0}", "want a number from 1"},
+		{"- {name: b, time: 100ms}", "want at least 1s"},
+		{"- {name: b, guests: [g]}", `unknown key "guests"`},
 		{"- {name: b, shell: x}", `unknown key "shell"`},
 		{strings.Repeat("- {name: b, match: {name: w}, path: /b, "+sum+", user: u}\n", 2), "another entry has the name"},
 	} {

@@ -2,9 +2,10 @@
 
 //go:build linux
 
-// Package ask has the messages at the publish socket: packets of JSON, with descriptors
-// beside them, and the reasons to refuse a request.
-package ask
+// Package peer serves sockets that are mounted into containers. A client proves nothing about
+// itself: the kernel names its process, and an engine the container that has the process.
+// Messages are packets of JSON, with descriptors beside them.
+package peer
 
 import (
 	"cmp"
@@ -18,8 +19,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/fairlead/fairlead/internal/port"
 )
 
 // Version is that of the messages.
@@ -40,18 +39,17 @@ type Reason string
 
 // The reasons.
 const (
-	ReasonContainer  Reason = "container"  // the peer is in no container that an engine knows
+	ReasonContainer  Reason = "container"  // the client is in no container that an engine knows
 	ReasonPolicy     Reason = "policy"     // no entry of the policy allows it
 	ReasonLimit      Reason = "limit"      // a limit of the container was reached
 	ReasonDescriptor Reason = "descriptor" // not what is wanted: a listening, or a connected, TCP socket
-	ReasonNamespace  Reason = "namespace"  // the socket is in another network namespace than the peer
+	ReasonNamespace  Reason = "namespace"  // the socket is in another network namespace than the client
 	ReasonRequest    Reason = "request"    // malformed
-	ReasonStopping   Reason = "stopping"   // the agent stops
-	ReasonHost       Reason = "host"       // no host is connected, it runs no programs, or it has gone
+	ReasonStopping   Reason = "stopping"   // the server stops
 	ReasonProgram    Reason = "program"    // it could not be started, or how it ended is not known
 )
 
-// Refusal is the agent's reason to refuse a request or to end a lease.
+// Refusal is a server's reason to refuse a request or to end what it granted.
 type Refusal struct {
 	Reason  Reason `json:"reason"`
 	Message string `json:"message"`
@@ -65,24 +63,14 @@ func Refuse(r Reason, format string, args ...any) error {
 	return &Refusal{r, fmt.Sprintf(format, args...)}
 }
 
-// Client is who asks, as the kernel and the engines name it.
-type Client struct {
-	// Container is empty for a process of the guest that is in none.
-	Container port.Owner
-	Guest     bool   // it is in no container
-	UID       uint32 // of a process of the guest
-	PID       int32
+// Hello is the server's first message, and a refusal at any time.
+type Hello struct {
+	Version int      `json:"version,omitempty"` // in the first message
+	Nonce   string   `json:"nonce,omitempty"`   // in the first message; the request repeats it
+	Error   *Refusal `json:"error,omitempty"`   // and the connection ends
 }
 
-// String names the client to people.
-func (c Client) String() string {
-	if c.Guest {
-		return fmt.Sprintf("user %d", c.UID)
-	}
-	return fmt.Sprintf("container %q", c.Container.Name)
-}
-
-// Connect connects a client to the agent.
+// Connect connects a client to a server.
 func Connect(ctx context.Context, socket string) (*net.UnixConn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unixpacket", socket)
@@ -90,15 +78,15 @@ func Connect(ctx context.Context, socket string) (*net.UnixConn, error) {
 	case errors.Is(err, syscall.ENOENT):
 		return nil, fmt.Errorf("%w: mount the guest's socket there, or name another path with --socket", err)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return nil, fmt.Errorf("%w: the agent is not running, or has made a new socket since this one was mounted", err)
+		return nil, fmt.Errorf("%w: nobody serves it, or its server has made a new socket since this one was mounted", err)
 	case err != nil:
 		return nil, err
 	}
 	return conn.(*net.UnixConn), nil
 }
 
-// NewNonce returns a random text.
-func NewNonce() string {
+// newNonce returns a random text.
+func newNonce() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])

@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package ask
+package peer
 
 import (
 	"testing"

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build linux
+
 package main
 
 import (
@@ -15,38 +17,37 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/fairlead/fairlead/internal/publish"
-	program "github.com/fairlead/fairlead/internal/run"
+	"github.com/fairlead/fairlead/internal/run"
 )
 
-func newRun() *cobra.Command {
-	var q program.Request
+func newClient() *cobra.Command {
+	var q run.Request
 	var socket string
 	var tty bool
 	c := &cobra.Command{
-		Use:   "run NAME [-- ARGS]",
-		Short: "In a container, run a program of the guest that its configuration lists",
-		Long: "In a container, run a program of the guest that `run.allow` of the agent's configuration lists\n" +
-			"for this container, with these arguments. With --host it is a program of the host, which both\n" +
-			"configurations must allow. Input, output, signals and the exit status are the\n" +
-			"program's. There is no shell. When this command ends, the program and all that it started are\n" +
-			"killed.\n\n" +
+		Use:   "fairlead-run NAME [-- ARGS]",
+		Short: "In a container, run a program of the machine that its configuration lists",
+		Long: "In a container, run a program of the machine that " + run.DefaultFile + " lists for this\n" +
+			"container, with these arguments. Input, output, signals and the exit status are the program's.\n" +
+			"There is no shell. When this command ends, the program and all that it started are killed.\n\n" +
 			"With --tty the program gets a terminal of its own, as large as the one here and of the type $TERM.\n" +
 			"Keys such as Ctrl-C go to the program.\n\n" +
 			"Exit status: the program's, 128+N if signal N killed it, 125 if it was not run, 2 usage error.",
-		Example: "  fairlead run backup\n  fairlead run backup -e LANG=C -- --full shop\n  fairlead run -t top",
-		GroupID: groupRun,
+		Example: "  fairlead-run backup\n  fairlead-run backup -e LANG=C -- --full shop\n  fairlead-run -t top",
 		Args: func(c *cobra.Command, args []string) error {
+			if asked, _ := c.Flags().GetBool("version"); asked {
+				return nil
+			}
 			if n := c.ArgsLenAtDash(); n >= 0 && n != 1 || n < 0 && len(args) != 1 {
-				return usageError{fmt.Errorf("%s takes a NAME, and the program's arguments after -- (see `%s --help`)", c.CommandPath(), c.CommandPath())}
+				return usageError{errors.New("want a NAME, and the program's arguments after -- (see `fairlead-run --help`)")}
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			q.Name, q.Args = args[0], args[1:]
-			if tty && q.Host {
-				return usageError{errors.New("--tty: programs of the host have no terminal: leave it out")}
+			if printVersion(c) {
+				return nil
 			}
+			q.Name, q.Args = args[0], args[1:]
 			if err := checkTexts(&q); err != nil {
 				return usageError{err}
 			}
@@ -55,13 +56,12 @@ func newRun() *cobra.Command {
 	}
 	c.Flags().StringArrayVarP(&q.Env, "env", "e", nil, "set a variable, KEY=VALUE, or KEY for its value here (can be repeated)")
 	c.Flags().BoolVarP(&tty, "tty", "t", false, "give the program a terminal, which its entry must allow")
-	c.Flags().BoolVar(&q.Host, "host", false, "run a program of the host, which run.allow of the host peer's configuration lists")
-	c.Flags().StringVar(&socket, "socket", publish.DefaultSocket, "path of the agent's socket in this container")
+	c.Flags().StringVar(&socket, "socket", run.DefaultSocket, "path of the service's socket in this container")
 	return c
 }
 
 // checkTexts completes the variables, and refuses what a message cannot carry.
-func checkTexts(q *program.Request) error {
+func checkTexts(q *run.Request) error {
 	for i, v := range q.Env {
 		if !strings.Contains(v, "=") {
 			value, ok := os.LookupEnv(v)
@@ -80,34 +80,37 @@ func checkTexts(q *program.Request) error {
 }
 
 // runProgram runs a program with this process's streams.
-func runProgram(c *cobra.Command, socket string, q program.Request, tty bool) error {
+func runProgram(c *cobra.Command, socket string, q run.Request, tty bool) error {
 	// The program gets the signals, and how it ends decides how this one does.
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(signals)
-	streams := program.Streams{Stdin: c.InOrStdin(), Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr(), Signals: signals}
-	ctx := context.WithoutCancel(c.Context())
+	streams := run.Streams{Stdin: c.InOrStdin(), Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr(), Signals: signals}
+	ctx := context.Background()
 	if tty {
 		file, ok := streams.Stdin.(*os.File)
 		if !ok || !term.IsTerminal(int(file.Fd())) {
-			return runError{fmt.Errorf("run %s: --tty: the input is no terminal: run it at one, or without --tty", q.Name)}
+			return runError{fmt.Errorf("%s: --tty: the input is no terminal: run it at one, or without --tty", q.Name)}
 		}
 		changed := make(chan os.Signal, 1)
 		signal.Notify(changed, syscall.SIGWINCH, syscall.SIGCONT)
 		defer signal.Stop(changed)
-		streams.Screen = &program.Screen{File: file, Changed: changed}
+		streams.Screen = &run.Screen{File: file, Changed: changed}
 		var stop context.CancelFunc
 		ctx, stop = signal.NotifyContext(ctx, deadly()...)
 		defer stop()
 	}
-	exit, err := program.Do(ctx, socket, q, streams)
+	exit, err := run.Do(ctx, socket, q, streams)
 	switch {
 	case err != nil:
-		return runError{fmt.Errorf("run %s: %w", q.Name, err)}
+		return runError{fmt.Errorf("%s: %w", q.Name, err)}
 	case exit.Signal != 0:
+		if exit.Limit != "" {
+			_, _ = fmt.Fprintf(c.ErrOrStderr(), "fairlead-run: %s: killed for its limit of %s\n", q.Name, exit.Limit)
+		}
 		return jobStatus(128 + int(exit.Signal))
 	case exit.Code != 0:
-		return jobStatus(statusOf(exit.Code))
+		return jobStatus(exit.Code)
 	}
 	return nil
 }
@@ -118,22 +121,5 @@ func deadly() []os.Signal {
 	return []os.Signal{
 		syscall.SIGABRT, syscall.SIGALRM, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGIO, syscall.SIGPIPE, syscall.SIGPWR,
 		syscall.SIGSEGV, syscall.SIGSTKFLT, syscall.SIGSYS, syscall.SIGTRAP, syscall.SIGVTALRM, syscall.SIGXCPU, syscall.SIGXFSZ,
-	}
-}
-
-// statusOf returns the exit status for a program's, which on a Windows host may have more than
-// a byte: it must not become another one, such as 0.
-func statusOf(code int) int {
-	if code < 0 || code > 255 {
-		return 255
-	}
-	return code
-}
-
-// newRunHelper is what the agent starts for run.allow before it drops its capabilities.
-func newRunHelper() *cobra.Command {
-	return &cobra.Command{
-		Use: program.HelperCommand, Hidden: true, Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return program.Help(c.InOrStdin()) },
 	}
 }

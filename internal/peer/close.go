@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package ask
+package peer
 
 import (
 	"errors"
@@ -33,7 +33,7 @@ func Reset(fd int) {
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }
 
-// CloseClient closes the agent's end of a client's connection. The descriptors in unread
+// CloseClient closes the server's end of a client's connection. The descriptors in unread
 // messages are closed first, because the kernel would close them with the connection.
 func CloseClient(conn *net.UnixConn) {
 	_ = Control(conn, closeUnread)
