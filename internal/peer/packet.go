@@ -46,6 +46,7 @@ const (
 	ReasonNamespace  Reason = "namespace"  // the socket is in another network namespace than the client
 	ReasonRequest    Reason = "request"    // malformed
 	ReasonStopping   Reason = "stopping"   // the server stops
+	ReasonAgent      Reason = "agent"      // the agent cannot be asked whose the process is
 	ReasonProgram    Reason = "program"    // it could not be started, or how it ended is not known
 )
 

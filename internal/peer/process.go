@@ -101,7 +101,7 @@ func (c *Conn) identify(ctx context.Context) error {
 	}
 	c.dir, c.PID = dir, cred.Pid
 	c.Container, err = c.server.containerAt(ctx, dir)
-	if err != nil && c.server.inGuest(dir) {
+	if err != nil && !reasonIs(err, ReasonAgent) && c.server.inGuest(dir) {
 		c.Guest, c.UID, err = true, cred.Uid, nil
 	}
 	return err
@@ -168,10 +168,16 @@ func (s *Server) containerAt(ctx context.Context, dir int) (port.Owner, error) {
 		return port.Owner{}, ErrProcessEnded
 	}
 	owner, err := s.Container(ctx, paths)
-	if err != nil {
-		return port.Owner{}, Refuse(ReasonContainer, "%v", err)
+	if err == nil || reasonIs(err, ReasonAgent) {
+		return owner, err
 	}
-	return owner, nil
+	return port.Owner{}, Refuse(ReasonContainer, "%v", err)
+}
+
+// reasonIs reports whether an error is a refusal for a reason.
+func reasonIs(err error, reason Reason) bool {
+	r, ok := errors.AsType[*Refusal](err)
+	return ok && r.Reason == reason
 }
 
 // ended reports whether a process has ended, by its stat file (proc_pid_stat(5)): its state

@@ -7,6 +7,7 @@ package peer
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"sync"
 	"testing"
@@ -74,6 +75,44 @@ func noDescriptors(t *testing.T) (restore func()) {
 	restore = sync.OnceFunc(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
 	t.Cleanup(restore)
 	return restore
+}
+
+// A process of the guest is a client where no engine knows it, and not where none could be asked.
+func TestProcessOfTheGuest(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		guests bool
+		want   Reason // "": it is the guest's
+	}{
+		{errors.New("no engine knows its container"), true, ""},
+		{errors.New("no engine knows its container"), false, ReasonContainer},
+		{Refuse(ReasonAgent, "it does not run"), true, ReasonAgent},
+	} {
+		s := NewServer(Options{Guests: c.guests, Container: func(context.Context, []string) (port.Owner, error) { return port.Owner{}, c.err }})
+		var err error
+		if s.guest, err = namespacesHere(); err != nil {
+			t.Fatal(err)
+		}
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fds[0]), "socket")
+		conn, err := net.FileConn(f)
+		_, _ = f.Close(), unix.Close(fds[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := &Conn{UnixConn: conn.(*net.UnixConn), server: s, dir: -1}
+		switch err := client.identify(t.Context()); {
+		case c.want == "" && (err != nil || !client.Guest || client.PID != int32(os.Getpid())):
+			t.Errorf("%+v: %+v, %v", c, client.Client, err)
+		case c.want != "" && (client.Guest || !reasonIs(err, c.want)):
+			t.Errorf("%+v: %+v, %v", c, client.Client, err)
+		}
+		client.close()
+		_ = conn.Close()
+	}
 }
 
 // The state of a process is that after its name, whatever the name has.

@@ -40,7 +40,8 @@ const (
 type Options struct {
 	Socket string // path
 	Limits Limits // of each client
-	// Container returns the container of a process by its cgroups. It fails closed.
+	// Container returns the container of a process by its cgroups. It fails closed: with a
+	// Refusal for ReasonAgent where it cannot tell, so that the process is nobody's.
 	Container func(ctx context.Context, cgroups []string) (port.Owner, error)
 	// Guests says that processes of the guest, which are in no container, may be clients.
 	Guests bool

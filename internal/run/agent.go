@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
@@ -20,7 +21,7 @@ import (
 const askTimeout = 5 * time.Second
 
 // errNoAgent is what a client is told: the log says more.
-var errNoAgent = errors.New("the agent cannot be asked whose the process is: the log of fairlead-run says why")
+var errNoAgent = peer.Refuse(peer.ReasonAgent, "it cannot be asked whose this process is: the log of fairlead-run says why")
 
 // AskAgent returns a function that asks the agent at a control socket for the container of a
 // process, by its cgroups. It asks one question at a time, so that clients cannot keep the

@@ -59,7 +59,7 @@ func TestSystemdPackage(t *testing.T) {
 	})
 
 	step(t, "install", func(t *testing.T) {
-		sh(t, "dpkg -i "+built(t, "old", "*.deb"))
+		sh(t, "dpkg -i "+built(t, "old", "fairlead_*.deb"))
 		if state, _ := try("systemctl is-active " + service); state != "" {
 			t.Errorf("the package starts the agent: %s", state)
 		}
@@ -125,7 +125,7 @@ func TestSystemdPackage(t *testing.T) {
 		wait.Until(t, "the port answers", askEcho)
 		token, pid := sh(t, "cat /var/lib/fairlead/token"), property(t, "MainPID")
 		c := startClient()
-		sh(t, "dpkg -i "+built(t, "new", "*.deb"))
+		sh(t, "dpkg -i "+built(t, "new", "fairlead_*.deb"))
 		wantVersion(t, newVersion)
 		if property(t, "MainPID") == pid {
 			t.Error("the agent was not restarted")
