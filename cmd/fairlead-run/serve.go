@@ -29,7 +29,7 @@ func newServe() *cobra.Command {
 		Long: "Run what " + run.DefaultFile + " lists for containers and users of this machine. It needs root,\n" +
 			"cgroup v2, Linux 5.14 and a running `fairlead agent`, which knows the containers.",
 		Example: "  fairlead-run serve\n  fairlead-run serve --check --config run.yaml",
-		Args: func(c *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("serve takes no argument, got %q", args[0])}
 			}
@@ -72,7 +72,7 @@ func serve(file string, cfg run.Config, log *slog.Logger) error {
 	if err := privilege.Limit(privilege.RunServer()); err != nil {
 		return err
 	}
-	go run.Watch(ctx, file, reload, func(next run.Config, err error) { apply(s, cfg, next, err, log) })
+	go run.Watch(ctx, file, cfg, reload, func(next run.Config, err error) { apply(s, cfg, next, err, log) })
 	return s.Run(ctx)
 }
 

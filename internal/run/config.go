@@ -29,6 +29,8 @@ type Config struct {
 	Jobs    int           // programs at the same time, of all clients together, 1 to 1024
 	Limits  peer.Limits   // of each client
 	Allow   policy.Policy // nothing is run if it is empty
+
+	text []byte // of which it was read
 }
 
 // Same reports whether two configurations are equal in all but what may be run.
@@ -46,7 +48,7 @@ func Load(path string) (Config, error) {
 }
 
 func parse(path string, data []byte) (Config, error) {
-	c := Config{Socket: DefaultSocket, Control: "/run/fairlead/control.sock", Jobs: 16, Limits: peer.Limits{Uses: 8, Requests: 10}}
+	c := Config{Socket: DefaultSocket, Control: "/run/fairlead/control.sock", Jobs: 16, Limits: peer.Limits{Uses: 8, Requests: 10}, text: data}
 	root, err := yamltree.Parse(path, data)
 	if err != nil || root.IsNull() {
 		return c, err
@@ -96,10 +98,11 @@ func setNumber(to *int, n yamltree.Node) error {
 // watchInterval is the time between two looks at the configuration.
 const watchInterval = 3 * time.Second
 
-// Watch calls changed with each new configuration of a file, or with why it cannot be read,
-// until ctx ends. It looks at once when it is told to.
-func Watch(ctx context.Context, path string, now <-chan os.Signal, changed func(Config, error)) {
-	last, failed := os.ReadFile(path)
+// Watch calls changed with each configuration of a file that differs from the last one, which
+// is was at first, or with why it cannot be read, until ctx ends. It looks at once, and calls
+// changed, when it is told to.
+func Watch(ctx context.Context, path string, was Config, now <-chan os.Signal, changed func(Config, error)) {
+	last, failed := was.text, error(nil)
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	for {

@@ -51,24 +51,6 @@ type rig struct {
 	stop    func()
 }
 
-// lines is a log.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // program copies the test binary to where root can read it, and returns its sum.
 func program(t testing.TB) (path, sum string) {
 	t.Helper()

@@ -113,7 +113,7 @@ func (s *Server) Run(ctx context.Context) error {
 	g.Go(func() error {
 		err := s.peers.Run(ctx, func() { s.opt.Logger.Info("serving", "socket", s.opt.Socket, "entries", len(s.allow)) },
 			func(err error) { s.opt.Logger.Error("no socket", "socket", s.opt.Socket, "err", err) })
-		if ctx.Err() != nil {
+		if errors.Is(err, context.Canceled) {
 			return nil
 		}
 		return err
