@@ -309,7 +309,7 @@ man: build ## Write the manual pages to bin/man
 
 .PHONY: docs
 docs: ## Write the documents that are generated from code
-	go test -count 1 ./internal/metrics ./internal/config ./test/documents -update
+	go test -count 1 ./internal/metrics ./internal/config ./internal/run -update
 	go run ./hack/notices
 
 .PHONY: release

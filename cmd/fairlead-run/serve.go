@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/run"
 	"github.com/fairlead/fairlead/internal/run/policy"
@@ -63,7 +64,7 @@ func serve(file string, cfg run.Config, log *slog.Logger) error {
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	s := run.New(run.Options{
-		Socket: cfg.Socket, Policy: cfg.Allow, Jobs: cfg.Jobs, Limits: cfg.Limits,
+		Socket: cfg.Socket, Policy: cfg.Allow, Jobs: cfg.Jobs, Limits: peer.Limits{Uses: cfg.ClientJobs, Requests: cfg.ClientRequests},
 		Container: run.AskAgent(cfg.Control, log), Helper: []string{"/proc/self/exe", policy.Serve, "--helper"}, Logger: log,
 	})
 	if err := s.Start(); err != nil {

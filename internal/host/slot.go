@@ -324,11 +324,14 @@ func (g *group) asked(all []*claim) []claims.Claim {
 	for _, c := range all {
 		w := &c.pub.wire
 		s := g.at(c.addr.Addr())
+		standing := claims.StandingOf(c.key, c.addr, len(w.Demands) > 0)
+		if !c.pub.instead(c.addr.Port()).IsZero() {
+			standing = claims.Moved
+		}
 		out = append(out, claims.Claim{
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
-			Moved: !c.pub.instead(c.addr.Port()).IsZero(),
-			Asked: claims.Asked(c.key, c.addr, len(w.Demands) > 0),
+			Standing: standing,
 			// A rule of this host that gives the port another number is its own word.
 			Yields: w.Wish().Yields && slices.ContainsFunc(w.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
 		})

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registry merges what all sources report into one table of publications,
-// finds their owners, applies the rules, and numbers each change. It keeps what
-// each source last reported: a source that fails is stale, never empty.
 package registry
 
 import (
@@ -29,11 +26,6 @@ type Options struct {
 	Rules  Decider
 	Logger *slog.Logger
 	Now    func() time.Time // time.Now if nil
-	// Shrunk is notified after most of many ports have gone, which leaves much
-	// unused memory. May be nil.
-	Shrunk schedule.Signal
-	// Busy is notified after many ports were merged, which may leave garbage. May be nil.
-	Busy schedule.Signal
 }
 
 // Registry is the merged table. A change costs what it touches, not what the
@@ -55,12 +47,9 @@ type Registry struct {
 	// engine was not live: its facts and claims may be old.
 	provisional map[port.Slot]struct{}
 	peak        compact.Peak               // of slots
-	shrunk      schedule.Signal            // may be nil
-	busy        schedule.Signal            // may be nil
 	complaints  map[string]struct{}        // about labels, that were logged
 	holders     Holders                    // nil if no user's engine is asked
 	signs       map[uint32]schedule.Signal // see PodmanSigns, by user
-	work        int                        // slots that were merged since busy was notified
 
 	ready   chan struct{} // closed when every source has reported a complete set
 	pending int           // sources that have not
@@ -84,8 +73,6 @@ func New(o Options) *Registry {
 		owners:       newAttributions(),
 		engines:      make(map[string]bool),
 		waits:        waits{wake: schedule.NewSignal(), live: o.Now()}, // there are no engines
-		shrunk:       o.Shrunk,
-		busy:         o.Busy,
 		provisional:  make(map[port.Slot]struct{}),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
@@ -366,7 +353,6 @@ func (r *Registry) merge(dirty *touched) {
 			}
 		}
 	})
-	r.worked(len(dirty.slots))
 }
 
 // mergeSlot merges one slot, and reports whether a port of it lost its owner. It searches the

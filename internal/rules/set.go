@@ -36,27 +36,19 @@ type label struct{ key, glob string }
 // Loopback or All (Asked means Loopback); on the host also Asked, which leaves
 // it to the agent, or one address. An error names the rule and the field.
 func New(expose HostAddress, list []Rule) (*Set, error) {
-	compiled, err := compile(port.RuleConfigured, list)
+	compiled, err := compile(list)
 	if err != nil {
 		return nil, err
-	}
-	for i := range compiled {
-		if compiled[i].Exposes() {
-			return nil, fmt.Errorf("%s: action expose: want allow or deny; only `fairlead expose` adds such rules", compiled[i].ref)
-		}
-		if !compiled[i].Match.Demand.IsZero() {
-			return nil, fmt.Errorf("%s: match.demand: only `fairlead forward add` adds such rules; match by source: demand, owner or ports", compiled[i].ref)
-		}
 	}
 	return &Set{expose: expose, rules: compiled}, nil
 }
 
-// compile makes rules of a kind ready.
-func compile(kind port.RuleKind, list []Rule) ([]rule, error) {
+// compile makes rules ready.
+func compile(list []Rule) ([]rule, error) {
 	compiled := make([]rule, len(list))
 	for i, r := range list {
-		ref := port.RuleRef{Kind: kind, Number: uint32(i + 1), Name: r.Name}
-		if field, err := r.validate(); err != nil {
+		ref := port.RuleRef{Kind: cmp.Or(r.Kind, port.RuleConfigured), Number: uint32(i + 1), Name: r.Name}
+		if field, err := r.Check(); err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", ref, field, err)
 		}
 		r.Match.Ports = slices.Clone(r.Match.Ports)

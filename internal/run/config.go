@@ -7,14 +7,10 @@ package run
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/run/policy"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
@@ -24,18 +20,23 @@ const DefaultFile = "/etc/fairlead/run.yaml"
 
 // Config is the configuration of the service.
 type Config struct {
-	Socket  string        // path of the socket for clients
-	Control string        // path of the agent's control socket
-	Jobs    int           // programs at the same time, of all clients together, 1 to 1024
-	Limits  peer.Limits   // of each client
-	Allow   policy.Policy // nothing is run if it is empty
+	Socket         string        `key:"socket" is:"path" help:"path of the socket for clients"`
+	Control        string        `key:"control" is:"path" help:"path of the agent's control socket"`
+	Jobs           int           `key:"jobs" min:"1" max:"1024" help:"maximum of programs that run at the same time"`
+	ClientJobs     int           `key:"clientJobs" min:"1" max:"1024" help:"maximum of programs that run at the same time for one container or user"`
+	ClientRequests int           `key:"clientRequests" min:"1" max:"1024" help:"maximum of requests of one container or user in a second"`
+	Allow          policy.Policy `key:"allow" list:"entries (\"- name: backup\")" help:"programs that may be run; nothing else is run"`
 
 	text []byte // of which it was read
 }
 
+// Check returns what no single field shows to be wrong.
+func (c *Config) Check() (key string, err error) { return "allow", c.Allow.Check() }
+
 // Same reports whether two configurations are equal in all but what may be run.
 func (c Config) Same(other Config) bool {
-	return c.Socket == other.Socket && c.Control == other.Control && c.Jobs == other.Jobs && c.Limits == other.Limits
+	return c.Socket == other.Socket && c.Control == other.Control && c.Jobs == other.Jobs &&
+		c.ClientJobs == other.ClientJobs && c.ClientRequests == other.ClientRequests
 }
 
 // Load reads the configuration. The error joins all mistakes, with their positions.
@@ -48,51 +49,12 @@ func Load(path string) (Config, error) {
 }
 
 func parse(path string, data []byte) (Config, error) {
-	c := Config{Socket: DefaultSocket, Control: "/run/fairlead/control.sock", Jobs: 16, Limits: peer.Limits{Uses: 8, Requests: 10}, text: data}
+	c := Config{Socket: DefaultSocket, Control: "/run/fairlead/control.sock", Jobs: 16, ClientJobs: 8, ClientRequests: 10, text: data}
 	root, err := yamltree.Parse(path, data)
-	if err != nil || root.IsNull() {
-		return c, err
+	if err == nil && !root.IsNull() {
+		err = (&yamltree.Decoder{Checks: policy.Checks()}).Decode(root, &c)
 	}
-	entries, err := root.Map("socket", "control", "jobs", "clientJobs", "clientRequests", "allow")
-	errs := []error{err}
-	for _, e := range entries {
-		switch e.Key {
-		case "socket":
-			err = setPath(&c.Socket, e.Node)
-		case "control":
-			err = setPath(&c.Control, e.Node)
-		case "jobs":
-			err = setNumber(&c.Jobs, e.Node)
-		case "clientJobs":
-			err = setNumber(&c.Limits.Uses, e.Node)
-		case "clientRequests":
-			err = setNumber(&c.Limits.Requests, e.Node)
-		case "allow":
-			c.Allow, err = policy.Parse(e.Node)
-		}
-		errs = append(errs, err)
-	}
-	return c, errors.Join(errs...)
-}
-
-func setPath(to *string, n yamltree.Node) error {
-	s, err := n.Text()
-	if err == nil && !filepath.IsAbs(s) {
-		err = n.Errorf("%q: want an absolute path", s)
-	}
-	*to = s
-	return err
-}
-
-func setNumber(to *int, n yamltree.Node) error {
-	s, err := n.Text()
-	if err != nil {
-		return err
-	}
-	if *to, err = strconv.Atoi(s); err != nil || *to < 1 || *to > 1024 {
-		return n.Errorf("%q: want a number from 1 to 1024", s)
-	}
-	return nil
+	return c, err
 }
 
 // watchInterval is the time between two looks at the configuration.

@@ -27,13 +27,13 @@ func TestLoad(t *testing.T) {
 		}
 		return Load(file)
 	}
-	want := Config{Socket: "/run/fairlead-run/run.sock", Control: "/run/fairlead/control.sock", Jobs: 16, Limits: peer.Limits{Uses: 8, Requests: 10}}
+	want := Config{Socket: "/run/fairlead-run/run.sock", Control: "/run/fairlead/control.sock", Jobs: 16, ClientJobs: 8, ClientRequests: 10}
 	for _, text := range []string{"", "# nothing\n", "allow:\n"} {
 		if got, err := load(text); err != nil || !got.Same(want) || len(got.Allow) > 0 {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
-	want = Config{Socket: "/s", Control: "/c", Jobs: 3, Limits: peer.Limits{Uses: 2, Requests: 1}}
+	want = Config{Socket: "/s", Control: "/c", Jobs: 3, ClientJobs: 2, ClientRequests: 1}
 	got, err := load("socket: /s\ncontrol: /c\njobs: 3\nclientJobs: 2\nclientRequests: 1\nallow: [" + entryText + "]\n")
 	if err != nil || !got.Same(want) || got.Allow.Find("a") == nil {
 		t.Errorf("%+v, %v", got, err)

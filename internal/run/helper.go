@@ -5,6 +5,7 @@
 package run
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -320,7 +321,7 @@ func (p *prepared) start(g group) (*exec.Cmd, error) {
 	cmd := &exec.Cmd{
 		Args: append([]string{e.Path}, p.Args...),
 		Env:  slices.Concat(environment(p.user), p.TTY.environment(), p.Env),
-		Dir:  e.Directory, Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2],
+		Dir:  cmp.Or(e.Directory, "/"), Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2],
 		// The terminal is its stdin, 0.
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Setctty: p.TTY != nil, UseCgroupFD: true, CgroupFD: int(dir.Fd())},
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
 )
@@ -60,13 +59,11 @@ type Options struct {
 	ConfigFile string // from which it was read; empty for none
 	// Tokens are those of the page on TCP. If they are empty, new ones are made.
 	Tokens PageTokens
-	// Trace reports flows; nil leaves /v1/trace out.
-	Trace *trace.Hub
 	// Container returns the container of a process by its cgroups, and fails closed; nil leaves
 	// /v1/whois out.
 	Container func(cgroups []string) (port.Owner, error)
-	// Served is notified when a connection became idle or ended. It may be nil.
-	Served schedule.Signal
+	// Trace reports flows; nil leaves /v1/trace out.
+	Trace *trace.Hub
 }
 
 // Server serves the control socket, and metrics and the page on TCP.
@@ -128,13 +125,8 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) erro
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ConnContext:       conns.WithConn,
-		ConnState: func(conn net.Conn, now http.ConnState) {
-			c.Changed(conn, now)
-			if now == http.StateIdle || now == http.StateClosed {
-				s.o.Served.Notify()
-			}
-		},
-		ErrorLog: slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
+		ConnState:         c.Changed,
+		ErrorLog:          slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()

@@ -45,7 +45,6 @@ type table struct {
 // section is a part of the report that was measured.
 type section struct {
 	Methods string // the method that each mode used
-	Figures []string
 	Tables  []table
 }
 
@@ -60,8 +59,10 @@ func writeReport(w io.Writer, dir string, all, before results) error {
 	t, err := template.New("").Funcs(template.FuncMap{
 		"join":    func(s []string) string { return strings.Join(s, " | ") },
 		"rule":    func(head []string) string { return "---" + strings.Repeat("|--:", len(head)-1) },
-		"part":    func(name string) (*section, error) { return r.section(name, dir) },
+		"part":    r.section,
+		"figures": func() ([]string, error) { return r.figures(dir) },
 		"glance":  r.glance,
+		"across":  r.across,
 		"targets": func() verdict { return all.verdict(goals, before) },
 		"before":  func() results { return before },
 		"failed":  all.failed,
@@ -119,9 +120,39 @@ func (r results) glance(what, name, unit string, size int) (string, error) {
 	return "\n| " + strings.Join(append(row, ratios...), " | ") + " |", nil
 }
 
-// section returns nil if nothing of the section was measured. Its figures are written to
-// dir, if there is one.
-func (r results) section(name, dir string) (*section, error) {
+// across writes a row with what was measured in each of these modes, if anything was.
+func (r results) across(modes, what, name, unit string) string {
+	row, measured := what, false
+	for _, mode := range strings.Fields(modes) {
+		v, ok := r.figure(nameOf(name, mode, 0) + " " + unit)
+		row += " | " + valueOr(v, unit, ok)
+		measured = measured || ok
+	}
+	if !measured {
+		return ""
+	}
+	return "\n| " + row + " |"
+}
+
+// figures draws each measure of several sizes into dir, and returns the lines that show them.
+func (r results) figures(dir string) (lines []string, err error) {
+	for _, p := range parts() {
+		for _, m := range p.measures {
+			if len(m.sizes) == 0 || len(r.of(m)) == 0 {
+				continue
+			}
+			file := strings.ToLower(m.name) + ".svg"
+			if err := r.draw(m, filepath.Join(dir, file)); err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			lines = append(lines, fmt.Sprintf("![%s](%s)", m.title, file))
+		}
+	}
+	return lines, nil
+}
+
+// section returns nil if nothing of the section was measured.
+func (r results) section(name string) *section {
 	s := &section{}
 	var methods []string
 	for _, p := range parts() {
@@ -130,13 +161,6 @@ func (r results) section(name, dir string) (*section, error) {
 			if p.section != name || len(measured) == 0 {
 				continue
 			}
-			if len(m.sizes) > 0 && dir != "" {
-				file := strings.ToLower(m.name) + ".svg"
-				s.Figures = append(s.Figures, fmt.Sprintf("![%s](%s)", m.title, file))
-				if err := r.draw(m, filepath.Join(dir, file)); err != nil {
-					return nil, fmt.Errorf("%s: %w", file, err)
-				}
-			}
 			s.Tables = append(s.Tables, r.table(m))
 			if by := measured.Config("methods"); by != "" && !slices.Contains(methods, by) {
 				methods = append(methods, by)
@@ -144,10 +168,10 @@ func (r results) section(name, dir string) (*section, error) {
 		}
 	}
 	if len(s.Tables) == 0 {
-		return nil, nil
+		return nil
 	}
 	s.Methods = strings.Join(methods, "; ")
-	return s, nil
+	return s
 }
 
 // table has a row for each result and a column for each unit. Ratios are those of the

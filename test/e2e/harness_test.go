@@ -170,13 +170,13 @@ func newRig(t testing.TB, agentFlags ...string) *rig {
 
 func (r *rig) startAgent() {
 	r.t.Helper()
-	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl, "--forwards-file", filepath.Join(r.dir, "forwards.yaml")}, r.tokenFlag()...)
+	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl, "--forwards-file", filepath.Join(r.dir, "forwards.json")}, r.tokenFlag()...)
 	r.agent = r.guest.start(r.t, append(args, r.agentFlags...)...)
 }
 
 func (r *rig) startHost() {
 	r.t.Helper()
-	args := append([]string{"host", "--connect", r.connect, "--control", r.hostCtl, "--forwards-file", filepath.Join(r.dir, "host-forwards.yaml")}, r.tokenFlag()...)
+	args := append([]string{"host", "--connect", r.connect, "--control", r.hostCtl, "--forwards-file", filepath.Join(r.dir, "host-forwards.json")}, r.tokenFlag()...)
 	r.host = r.outside.start(r.t, append(args, r.hostFlags...)...)
 }
 

@@ -259,13 +259,17 @@ func (f *Facts) judge(p *Publication) (v port.Verdict, summary, next string) {
 		o := by[s][0]
 		switch s {
 		case port.Conflict:
-			return port.VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)), f.advise(p, o.Reason, &o)
+			return port.VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)), f.advise(p, o.Reason, o)
 		case port.Denied:
-			return port.VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), f.advise(p, o.Reason, &o)
+			v, by := cmp.Or(o.Reason.Verdict(), port.VerdictHostDenied), o.Sink
+			if v == port.VerdictHostDenied {
+				by = "the host"
+			}
+			return v, fmt.Sprintf("%s is not reachable: %s refuses it: %s", name, by, o.Reason), f.advise(p, o.Reason, o)
 		case port.Failed:
-			return port.VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason), f.advise(p, o.Reason, &o)
+			return port.VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason), f.advise(p, o.Reason, o)
 		default:
-			v, next := o.Reason.Verdict(), f.advise(p, o.Reason, &o)
+			v, next := o.Reason.Verdict(), f.advise(p, o.Reason, o)
 			if v == port.VerdictNoHost && f.Refused != nil {
 				return v, fmt.Sprintf("%s is published, but no host is connected; %s", name, f.Refused.Text(f.Now)), f.Refused.Next()
 			}
@@ -332,7 +336,7 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v port
 	case len(conflicts) > 0:
 		o := conflicts[0]
 		return port.VerdictPartial, fmt.Sprintf("%s is %s %s, but not everywhere: %s", name, is, where, located(o)),
-			fmt.Sprintf("use %s, or %s", at[0], f.advise(p, o.Reason, &o))
+			fmt.Sprintf("use %s, or %s", at[0], f.advise(p, o.Reason, o))
 	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
 		return port.VerdictOneFamily, fmt.Sprintf("%s is %s %s: the guest serves IPv6 only", name, is, where),
 			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
@@ -413,7 +417,7 @@ func (f *Facts) judgeDenied(p *Publication) (v port.Verdict, summary, next strin
 	case port.OwnerAwaited:
 		summary = fmt.Sprintf("%s is not published yet: %s depends on who owns it, and no engine has named its owner", name, d.Rule)
 	}
-	return cmp.Or(d.Reason.Verdict(), port.VerdictDenied), summary, f.advise(p, d.Reason, nil)
+	return cmp.Or(d.Reason.Verdict(), port.VerdictDenied), summary, f.advise(p, d.Reason, Outcome{})
 }
 
 // inGuest names where a command must run, if not here.

@@ -207,12 +207,16 @@ var cases = []struct {
 		port.VerdictHostDenied, "denied by host rule 1", "rules of the host peer",
 	},
 	{
-		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny all", OnHost: true}.Because(port.DeniedByRule)))}},
+		"listener without UDP", Facts{Query: Query{Port: 8080}, Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Denied, "127.0.0.1:8080", port.Because(port.UDPDisabled)))}},
+		port.VerdictDenied, "hostlink refuses it: UDP is not enabled", "--listener-udp",
+	},
+	{
+		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", port.RuleRef{Kind: port.RuleDeny, Number: 1, Name: "all", OnHost: true}.Because(port.DeniedByRule)))}},
 		port.VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host by `fairlead allow`",
 	},
 	{
 		"denied at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
-			deniedBy(port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny 8080/tcp"})(p)
+			deniedBy(port.RuleRef{Kind: port.RuleDeny, Number: 1, Name: "8080/tcp"})(p)
 		})}},
 		port.VerdictDenied, "denied by runtime rule 1", "undo it by `fairlead allow`",
 	},

@@ -125,7 +125,9 @@ func (s *Sink) assignOnce(g *group, was map[netip.Addr]*placeholder, now time.Ti
 	itself := slices.ContainsFunc(all, func(c *claim) bool { return servedBy(&c.pub, c.at) != notServed })
 	for _, c := range all {
 		a := claims.Of(&c.pub, c.at)
-		a.Asked = a.Asked && !itself
+		if itself {
+			a.Standing = claims.Own
+		}
 		a.Unavailable = s.unavailable(c)
 		asked = append(asked, a)
 	}
