@@ -39,10 +39,10 @@ TAGS := root,vm,boot,engines,wine
 # Systems that the host side is built for beside linux/amd64 and windows/amd64, which the
 # linter sees.
 HOST_SYSTEMS := linux/arm64 windows/arm64 darwin/arm64
-HOST_PACKAGES := ./internal/host/... ./internal/run/exec ./cmd/fairlead
+HOST_PACKAGES := ./internal/host/... ./cmd/fairlead
 # What wine 8 can run: it has neither unix sockets nor the UDP of Go 1.26, and its
 # files cannot be removed the way os.RemoveAll does it.
-WINE_PACKAGES := ./internal/rules ./internal/wire ./internal/table ./internal/hvsock ./internal/run/exec
+WINE_PACKAGES := ./internal/rules ./internal/wire ./internal/table ./internal/hvsock
 WINE_HOST := OwnerTables|IPHelper|ProcessName|Reserved|Lsof|NonsenseAt|PublishesEvery|WithoutTheToken
 
 # One set of flags for builds, tests and linter, so that each package is compiled once.
@@ -309,7 +309,7 @@ man: build ## Write the manual pages to bin/man
 
 .PHONY: docs
 docs: ## Write the documents that are generated from code
-	go test -count 1 ./internal/metrics ./internal/config -update
+	go test -count 1 ./internal/metrics ./internal/config ./internal/run -update
 	go run ./hack/notices
 
 .PHONY: release

@@ -142,3 +142,24 @@ func TestPackageNamesWhatAnArchiveLeft(t *testing.T) {
 		}
 	}
 }
+
+// The package of fairlead-run starts nothing, and ends its service where it is removed.
+func TestRunPackage(t *testing.T) {
+	for _, tt := range []struct{ script, args, want, never string }{
+		{"run/postinstall.sh", "configure", "try-restart fairlead-run.service", "enable"},
+		{"run/preremove.sh", "remove", "disable --now fairlead-run.service", ""},
+		{"run/preremove.sh", "0", "disable --now fairlead-run.service", ""},
+		{"run/preremove.sh", "upgrade 0.2.0", "", "systemctl"},
+		{"run/preremove.sh", "1", "", "systemctl"},
+		{"run/postremove.sh", "remove", "daemon-reload", ""},
+	} {
+		out := script(t, t.TempDir(), tt.script, "none", strings.Fields(tt.args)...)
+		if !strings.Contains(out, tt.want) || tt.never != "" && strings.Contains(out, tt.never) {
+			t.Errorf("%s %s: %q", tt.script, tt.args, out)
+		}
+	}
+	out := script(t, t.TempDir(), "run/postinstall.sh", "try-restart", "configure")
+	if !strings.Contains(out, "`journalctl -u fairlead-run`") {
+		t.Errorf("a service that does not start: %q", out)
+	}
+}

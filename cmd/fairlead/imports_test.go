@@ -45,6 +45,7 @@ func TestHostPeerLinksNoClientOfTheAgent(t *testing.T) {
 		{"windows", module + "cmd/fairlead"},
 		{"darwin", module + "cmd/fairlead"},
 		{"linux", module + "internal/hostpeer"},
+		{"linux", module + "cmd/fairlead-run"},
 	} {
 		if found := linked(t, c.system, c.program); len(found) > 0 {
 			t.Errorf("on %s, %s links %q", c.system, c.program, found)

@@ -25,8 +25,6 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitUsage = 2
-	// exitNotRun is of `fairlead run`, as the programs that it runs have the others.
-	exitNotRun = 125
 )
 
 func main() {
@@ -39,16 +37,6 @@ func main() {
 // errNo is the answer "no" of a command that has printed why. It only sets the exit
 // status.
 var errNo = errors.New("no")
-
-// jobStatus is that of a program that was run. It only sets ours.
-type jobStatus int
-
-func (e jobStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
-
-// runError is why a program was not run, or how it ended is not known.
-type runError struct{ error }
-
-func (e runError) Unwrap() error { return e.error }
 
 // usageError is a wrong command line.
 type usageError struct{ error }
@@ -68,16 +56,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.Is(err, errNo) {
 		return exitError
 	}
-	if status, ok := errors.AsType[jobStatus](err); ok {
-		return int(status)
-	}
 	_, _ = fmt.Fprintf(stderr, "fairlead: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	var usage usageError
 	if errors.As(err, &usage) {
 		return exitUsage
-	}
-	if _, ok := errors.AsType[runError](err); ok {
-		return exitNotRun
 	}
 	return exitError
 }
@@ -120,7 +102,6 @@ func newRoot() *cobra.Command {
 	root.AddGroup(groups()...)
 	root.AddCommand(newHost(), newLs(), newWatch(), newOpen(), newExplain(), newTrace(), newForward(), newDeny(), newAllow(), newExpose(), newConfig(), newDoctor(), newWeb(), newMan(), newVersion())
 	root.AddCommand(platformCommands()...)
-	root.AddCommand(guards()...)
 	root.SetHelpCommand(newHelp())
 	return root
 }

@@ -75,7 +75,6 @@ func exitStatus() string {
 		{"0", "Success, or the answer yes."},
 		{"1", `Failure, or the answer no: "explain" of a port that is not reachable, "doctor" with a check that fails.`},
 		{"2", "A usage error."},
-		{"125", `"run" did not run the program, or does not know how it ended; otherwise it has the program's exit status.`},
 	})
 }
 

@@ -42,7 +42,7 @@ func warnOverridden(log *slog.Logger) {
 
 // platformCommands are the commands of the guest.
 func platformCommands() []*cobra.Command {
-	return []*cobra.Command{newAgent(), newPublish(), newRun(), newRunHelper(), newDemo(), newDemoServer()}
+	return []*cobra.Command{newAgent(), newPublish(), newDemo(), newDemoServer()}
 }
 
 func newAgent() *cobra.Command {

@@ -32,7 +32,7 @@ const output = "internal/notices/notices.txt.gz"
 var (
 	systems  = []string{"linux/amd64", "linux/arm64", "windows/amd64", "windows/arm64", "darwin/arm64"}
 	programs = map[string][]string{
-		"linux":   {"./cmd/fairlead", "./cmd/rancher-desktop-guestagent"},
+		"linux":   {"./cmd/fairlead", "./cmd/fairlead-run", "./cmd/rancher-desktop-guestagent"},
 		"windows": {"./cmd/fairlead"},
 		"darwin":  {"./cmd/fairlead"},
 	}

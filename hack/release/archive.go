@@ -45,7 +45,9 @@ func (r *release) archive(s system, program string) error {
 	}
 	if s.os == "linux" {
 		list = append(list,
+			content{from: filepath.Join(filepath.Dir(program), "fairlead-run"), to: "fairlead-run", mode: 0o755},
 			content{from: filepath.Join(r.repo, "deploy/systemd/fairlead-agent.service"), to: "systemd/fairlead-agent.service", mode: 0o644},
+			content{from: filepath.Join(r.repo, "deploy/systemd/fairlead-run.service"), to: "systemd/fairlead-run.service", mode: 0o644},
 			content{from: filepath.Join(r.repo, "deploy/openrc/fairlead-agent"), to: "openrc/fairlead-agent", mode: 0o755},
 			// The drop-in for Rancher Desktop's agent is fairlead by another name.
 			content{to: "rancher-desktop-guestagent", mode: 0o777, link: filepath.Base(program)})

@@ -158,10 +158,10 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 	return strings.TrimSpace(string(out)), nil
 }
 
-// compile builds fairlead for a system.
-func (r *release) compile(ctx context.Context, s system, to string) error {
+// compile builds a command of cmd/ for a system.
+func (r *release) compile(ctx context.Context, s system, command, to string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-trimpath", "-buildvcs=false",
-		"-ldflags", "-s -w -buildid= -X github.com/fairlead/fairlead/internal/version.release="+r.version, "-o", to, "./cmd/fairlead")
+		"-ldflags", "-s -w -buildid= -X github.com/fairlead/fairlead/internal/version.release="+r.version, "-o", to, "./cmd/"+command)
 	cmd.Dir = r.repo
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS="+s.os, "GOARCH="+s.arch)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -220,8 +220,14 @@ func (r *release) build(ctx context.Context, s system) error {
 	if s.os == "windows" {
 		program += ".exe"
 	}
-	if err := r.compile(ctx, s, program); err != nil {
+	if err := r.compile(ctx, s, "fairlead", program); err != nil {
 		return err
+	}
+	runner := filepath.Join(filepath.Dir(program), "fairlead-run")
+	if s.os == "linux" {
+		if err := r.compile(ctx, s, "fairlead-run", runner); err != nil {
+			return err
+		}
 	}
 	steps := []struct {
 		kind  string
@@ -229,9 +235,12 @@ func (r *release) build(ctx context.Context, s system) error {
 		make  func() error
 	}{
 		{"archive", false, func() error { return r.archive(s, program) }},
-		{"sbom", false, func() error { return r.materials(s, program) }},
+		{"sbom", false, func() error { return r.materials(s, program, ".cdx.json") }},
+		{"sbom", true, func() error { return r.materials(s, runner, "_run.cdx.json") }},
 		{"deb", true, func() error { return r.pack(s, program, form{"deb", true}) }},
+		{"deb", true, func() error { return r.packRun(s, runner, form{"deb", true}) }},
 		{"rpm", true, func() error { return r.pack(s, program, form{"rpm", true}) }},
+		{"rpm", true, func() error { return r.packRun(s, runner, form{"rpm", true}) }},
 		{"apk", true, func() error { return r.pack(s, program, form{"apk", false}) }},
 		{"image", true, func() error { return r.image(s, program) }},
 	}

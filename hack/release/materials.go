@@ -33,8 +33,8 @@ func (r *release) modules(ctx context.Context) (map[string][]string, error) {
 }
 
 // materials writes which modules a program was linked of, and their licences, as
-// CycloneDX, from what Go wrote into the program itself.
-func (r *release) materials(s system, program string) error {
+// CycloneDX, from what Go wrote into the program itself. The suffix is of the file's name.
+func (r *release) materials(s system, program, suffix string) error {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func (r *release) materials(s system, program string) error {
 	bom.Metadata = &cdx.Metadata{Component: &main}
 	bom.Components = &list
 	bom.Dependencies = &[]cdx.Dependency{{Ref: main.BOMRef, Dependencies: &refs}}
-	return r.create(r.name(s, ".cdx.json"), func(w io.Writer) error {
+	return r.create(r.name(s, suffix), func(w io.Writer) error {
 		e := cdx.NewBOMEncoder(w, cdx.BOMFileFormatJSON)
 		e.SetPretty(true)
 		return e.Encode(bom)

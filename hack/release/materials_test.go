@@ -24,13 +24,13 @@ func TestMaterials(t *testing.T) {
 	}
 	r := &release{out: t.TempDir(), version: "v1.2.3", licences: map[string][]string{"std": {"BSD-3-Clause"}}}
 	s := system{"linux", "amd64"}
-	if err := r.materials(s, program); err == nil {
+	if err := r.materials(s, program, ".cdx.json"); err == nil {
 		t.Error("a module without a licence is accepted")
 	}
 	for _, d := range info.Deps {
 		r.licences[d.Path+"@"+d.Version] = []string{"MIT", "Apache-2.0"}
 	}
-	if err := r.materials(s, program); err != nil {
+	if err := r.materials(s, program, ".cdx.json"); err != nil {
 		t.Fatal(err)
 	}
 	checkMaterials(t, filepath.Join(r.out, r.name(s, ".cdx.json")), info)

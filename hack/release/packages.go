@@ -29,22 +29,52 @@ func (f form) zsh() string {
 	return "/usr/share/zsh/site-functions"
 }
 
-// pack makes a package for a Linux.
+// pack makes the package of fairlead for a Linux.
 func (r *release) pack(s system, program string, f form) error {
 	list, err := r.contents(program, f)
 	if err != nil {
 		return err
 	}
-	scripts := filepath.Join(r.repo, "deploy/packages", f.name)
+	return r.wrap(s, f, f.name, nfpm.Info{
+		Name:         "fairlead",
+		Description:  "Ports of a Linux VM on its host's localhost\nThe guest agent watches the kernel for ports that open and close; the host peer\nopens them on the host, and carries the traffic.",
+		Overridables: nfpm.Overridables{Contents: list},
+	})
+}
+
+// packRun makes the package of fairlead-run.
+func (r *release) packRun(s system, program string, f form) error {
+	unit, err := r.installed("deploy/systemd/fairlead-run.service")
+	if err != nil {
+		return err
+	}
+	return r.wrap(s, f, "run", nfpm.Info{
+		Name:        "fairlead-run",
+		Description: "Programs of a Linux VM for its containers\nContainers and users have the programs run that a list allows them.",
+		Overridables: nfpm.Overridables{
+			Depends: []string{"fairlead"},
+			Contents: files.Contents{
+				r.content(program, "/usr/bin/fairlead-run", 0o755, files.TypeFile),
+				r.content(unit, "/usr/lib/systemd/system/fairlead-run.service", 0o644, files.TypeFile),
+				r.content(filepath.Join(r.repo, "deploy/packages/run.yaml"), "/etc/fairlead/run.yaml", 0o600, files.TypeConfigNoReplace),
+				r.content(filepath.Join(r.repo, "LICENSE"), "/usr/share/doc/fairlead-run/copyright", 0o644, files.TypeFile),
+			},
+		},
+	})
+}
+
+// wrap makes a package, with the scripts of a directory.
+func (r *release) wrap(s system, f form, directory string, p nfpm.Info) error {
+	scripts := filepath.Join(r.repo, "deploy/packages", directory)
 	info := nfpm.WithDefaults(&nfpm.Info{
-		Name: "fairlead", Arch: s.arch, Platform: "linux", Version: r.version, Section: "net", Priority: "optional",
+		Name: p.Name, Arch: s.arch, Platform: "linux", Version: r.version, Section: "net", Priority: "optional",
 		Maintainer:  "The fairlead developers <fairlead@example.org>",
-		Description: "Ports of a Linux VM on its host's localhost\nThe guest agent watches the kernel for ports that open and close; the host peer\nopens them on the host, and carries the traffic.",
+		Description: p.Description,
 		Homepage:    "https://github.com/fairlead/fairlead", License: "Apache-2.0", MTime: r.time,
 		Overridables: nfpm.Overridables{
-			Contents: list,
-			RPM:      nfpm.RPM{BuildHost: "fairlead", Group: "System Environment/Daemons"},
-			Deb:      nfpm.Deb{Compression: "xz"},
+			Contents: p.Contents, Depends: p.Depends,
+			RPM: nfpm.RPM{BuildHost: "fairlead", Group: "System Environment/Daemons"},
+			Deb: nfpm.Deb{Compression: "xz"},
 		},
 	})
 	for _, script := range []struct {
@@ -77,7 +107,7 @@ func exists(path string) bool {
 func (r *release) contents(program string, f form) (files.Contents, error) {
 	var list files.Contents
 	add := func(from, to string, mode os.FileMode, kind string) {
-		list = append(list, &files.Content{Source: from, Destination: to, Type: kind, FileInfo: &files.ContentFileInfo{Mode: mode, MTime: r.time, Owner: "root", Group: "root"}})
+		list = append(list, r.content(from, to, mode, kind))
 	}
 	file := func(from, to string, mode os.FileMode) { add(from, to, mode, files.TypeFile) }
 	repo := func(path string) string { return filepath.Join(r.repo, path) }
@@ -122,6 +152,11 @@ func (r *release) contents(program string, f form) (files.Contents, error) {
 		file(unit, to, 0o644)
 	}
 	return list, nil
+}
+
+// content is a file or directory of a package.
+func (r *release) content(from, to string, mode os.FileMode, kind string) *files.Content {
+	return &files.Content{Source: from, Destination: to, Type: kind, FileInfo: &files.ContentFileInfo{Mode: mode, MTime: r.time, Owner: "root", Group: "root"}}
 }
 
 // installed is a file of deploy/ with the path that packages have the program at.

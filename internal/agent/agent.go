@@ -30,13 +30,13 @@ import (
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/publish"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/run"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/sink/auto"
 	"github.com/fairlead/fairlead/internal/sink/hostlink"
@@ -79,7 +79,6 @@ type Agent struct {
 	demand     *demand.Source
 	registry   *registry.Registry
 	publish    *publish.Server // nil if no container may ask for anything
-	runner     *run.Server     // nil if no container may have programs run
 	forward    *forward.Server
 	trace      *trace.Hub
 	links      *links
@@ -140,7 +139,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	a.server = status.NewServer(status.Options{
 		Tokens:   page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, ConfigFile: a.cfg.File(), Trace: a.trace,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, ConfigFile: a.cfg.File(), Trace: a.trace, Container: a.registry.Container,
 	})
 	return a, nil
 }
@@ -303,41 +302,22 @@ func (a *Agent) natOptions() nat.Options {
 	return nat.Options{MaxPorts: a.cfg.NAT.MaxPorts, ReceiveBuffer: buffer, Types: &a.types}
 }
 
-// wirePublish makes the source of what containers publish, and what runs programs for
-// them, if any may.
+// wirePublish makes the source of what containers publish, if any may.
 func (a *Agent) wirePublish() {
 	p := a.cfg.Publish
-	runs := len(a.cfg.Run.Allow)+len(a.cfg.Run.Host) > 0
-	if len(p.Allow) == 0 && !runs {
+	if len(p.Allow) == 0 {
 		return
 	}
-	o := publish.Options{
+	a.publish = publish.New(publish.Options{
 		Socket: p.Socket, Policy: p.Allow,
-		Limits:    publish.Limits{Ports: p.Ports, Connections: p.Connections, Requests: p.Requests},
+		Limits:    peer.Limits{Uses: p.Ports, Connections: p.Connections, Requests: p.Requests},
 		Container: a.registry.Container,
 		Carry: func(ctx context.Context, conn net.Conn, pub port.Publication) error {
 			return a.forward.Carry(ctx, conn, pub) // made later
 		},
 		Logger: a.log,
-	}
-	if runs {
-		a.runner = run.New(run.Options{
-			Policy: a.cfg.Run.Allow, Jobs: a.cfg.Run.Jobs,
-			Helper: []string{"/proc/self/exe", run.HelperCommand}, Logger: a.log,
-			ToHost: run.ToHost{Policy: a.cfg.Run.Host, Open: a.openRun},
-		})
-		o.Runner = a.runner
-	}
-	a.publish = publish.New(o)
+	})
 	a.sources = append(a.sources, a.publish)
-}
-
-// openRun opens a stream to the host for one of its programs.
-func (a *Agent) openRun(ctx context.Context) (link.Stream, link.Peer, error) {
-	if a.hostlink == nil {
-		return nil, link.Peer{}, errors.New("this agent has no link to a host (--sink hostlink)")
-	}
-	return a.hostlink.OpenRun(ctx)
 }
 
 func (a *Agent) wireSinks() error {
@@ -445,9 +425,6 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 		}
 		g.Go(func() error { return a.links.run(ctx) })
 	}
-	if a.runner != nil {
-		g.Go(func() error { return a.runner.Serve(ctx) })
-	}
 	a.logStart()
 	g.Go(func() error { return a.server.Serve(ctx, control, true) })
 	g.Go(func() error { return a.registry.Run(ctx) })
@@ -516,12 +493,6 @@ func (a *Agent) waiting() []string {
 	if a.publish == nil && len(next.Publish.Allow) > 0 {
 		list = append(list, "publish.allow")
 	}
-	if len(a.cfg.Run.Allow.Kept(next.Run.Allow)) < len(next.Run.Allow) {
-		list = append(list, "run.allow")
-	}
-	if a.runner == nil && len(next.Run.Host) > 0 {
-		list = append(list, "run.host")
-	}
 	return list
 }
 
@@ -535,9 +506,6 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 	a.forwards.Reload(cfg.Rules)
 	if a.publish != nil {
 		a.publish.SetPolicy(cfg.Publish.Allow)
-	}
-	if a.runner != nil { // its helper has the programs of the start
-		a.runner.SetPolicy(a.cfg.Run.Allow.Kept(cfg.Run.Allow), cfg.Run.Host)
 	}
 	a.accepted.Store(&cfg)
 	a.log.Info("rules reloaded", "rules", cfg.Rules.Len())

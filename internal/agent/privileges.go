@@ -17,14 +17,9 @@ import (
 type hooked interface{ Hooks() []kernel.Method }
 
 // Confine drops the capabilities that the agent does not need, for the whole process, and
-// has Run drop those that only attaching hooks needs. Before, it starts the helper that runs
-// programs, if any may be run. It is for programs that run nothing but an agent.
+// has Run drop those that only attaching hooks needs. It is for programs that run nothing but
+// an agent.
 func (a *Agent) Confine() {
-	if a.runner != nil {
-		if err := a.runner.Start(); err != nil {
-			a.log.Error("no program can be run", "err", err)
-		}
-	}
 	if a.cfg.KeepPrivileges {
 		a.keepCapabilities("--keep-privileges is set")
 		return

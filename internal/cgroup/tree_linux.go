@@ -211,7 +211,7 @@ const rootID = 1
 
 // Process returns the cgroups of a process by its directory in /proc, but the
 // roots, that of the unified hierarchy first.
-func (t *Tree) Process(dirfd int) ([]string, error) {
+func Process(dirfd int) ([]string, error) {
 	text, err := ReadAt(dirfd, "cgroup", maxProcFile)
 	if err != nil {
 		return nil, err

@@ -85,7 +85,6 @@ type Agent struct {
 	ReportUnpublished bool `key:"reportUnpublished" flag:"report-unpublished" kind:"bool" help:"send the host, for display, the ports that are not published with their owners, and the NAT rules that are not understood"`
 
 	Publish Publish `key:"publish"`
-	Run     Run     `key:"run"`
 	Common
 
 	// ObserverMethods limits how the observer attaches, for tests: nothing in a file,
@@ -105,7 +104,6 @@ type Host struct {
 	Grace   time.Duration     `key:"grace" flag:"grace" kind:"duration" min:"0s" max:"1h" help:"how long ports stay open after the guest disconnects"`
 	LogFile string            `key:"logFile" flag:"log-file" kind:"file" is:"file" help:"file to append the log to, instead of standard error"`
 	Limits  Limits            `key:"limits"`
-	Run     HostRun           `key:"run"`
 	Names   Names             `key:"names"`
 	Serving Serving           // how the host takes agents that dial it
 	Common
@@ -150,7 +148,6 @@ func DefaultAgent() Agent {
 		Listener:      Listener{Settle: 750 * time.Millisecond},
 		Cluster:       Cluster{Interval: 10 * time.Second},
 		Publish:       Publish{Socket: "/run/fairlead/publish.sock", Ports: 8, Connections: 256, Requests: 10},
-		Run:           Run{Jobs: 16},
 		EngineGrace:   30 * time.Second,
 
 		ReportUnpublished: true,
@@ -174,7 +171,6 @@ func defaultHost(d hostDirs) Host {
 		Bind:    rules.Loopback(),
 		Grace:   10 * time.Second,
 		Names:   Names{Domain: names.Local},
-		Run:     HostRun{Jobs: 4},
 		Limits:  Limits{Listeners: 4096, Flows: 16384, UDPFlows: 4096, UDPIdle: time.Minute},
 	}
 }

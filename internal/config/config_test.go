@@ -77,7 +77,6 @@ func agentSamples() []sample {
 		{"publish.ports", "3", "3"},
 		{"publish.connections", "4", "4"},
 		{"publish.requests", "5", "5"},
-		{"run.jobs", "6", "6"},
 		{"bridgeLoopback", "yes", "true"},
 		{"reportUnpublished", "no", "false"},
 	}, commonSamples()...)
@@ -102,8 +101,6 @@ func hostSamples() []sample {
 		{"key", "", ""},
 		{"caBundle", "", ""},
 		{"clientCA", "", ""},
-		{"run.jobs", "6", "6"},
-		{"run.asRoot", "true", "true"},
 	}, commonSamples()...)
 }
 
@@ -241,7 +238,7 @@ func TestDefaults(t *testing.T) {
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
 		"expose": "loopback", "labels": "false", "rulesFile": "", "forwardsFile": "/var/lib/fairlead/forwards.json", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true",
-		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10", "run.jobs": "16",
+		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10",
 		"docker.hosts": "", "podman.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
 		"linkPin": "", "linkCert": "", "linkKey": "",
 		"kube.kubeconfigs": "", "kube.context": "", "kube.namespaces": "", "kube.selector": "",
@@ -686,26 +683,5 @@ func TestUnixLinkOnWindowsNeedsToken(t *testing.T) {
 		if key, err := c.validateTokens(tt.goos); key != tt.key || (err != nil) != (tt.key != "") {
 			t.Errorf("%s, token given %v: %q, %v", tt.goos, tt.given, key, err)
 		}
-	}
-}
-
-func TestProgramsOfTheHost(t *testing.T) {
-	sum := strings.Repeat("0", 64)
-	host := write(t, filepath.Join(t.TempDir(), "h.yaml"), "run:\n  jobs: 2\n  allow: [{name: open, guests: [dev], path: /bin/open, sha256: \""+sum+"\"}]\n")
-	h, err := LoadHost(host, nil, nil)
-	if err != nil || h.Run.Jobs != 2 || len(h.Run.Allow) != 1 || !h.Run.Allow[0].HasGuest("dev") {
-		t.Errorf("%+v, %v", h.Run, err)
-	}
-	agent := write(t, filepath.Join(t.TempDir(), "a.yaml"), "run: {host: [{name: open, match: {name: web}}]}\n")
-	a, err := LoadAgent(agent, nil, nil)
-	if err != nil || len(a.Run.Allow) != 0 || len(a.Run.Host) != 1 || a.Run.Host[0].Name != "open" {
-		t.Errorf("%+v, %v", a.Run, err)
-	}
-	// Neither reads what is the other's.
-	if _, err := LoadHost(agent, nil, nil); err == nil || !strings.Contains(err.Error(), `unknown key "host"`) {
-		t.Errorf("the host's configuration: %v", err)
-	}
-	if _, err := LoadAgent(host, nil, nil); err == nil || !strings.Contains(err.Error(), `unknown key "guests"`) {
-		t.Errorf("the agent's configuration: %v", err)
 	}
 }

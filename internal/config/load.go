@@ -18,7 +18,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/rules"
-	runpolicy "github.com/fairlead/fairlead/internal/run/policy"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
@@ -32,8 +31,6 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 	c := DefaultAgent()
 	l := newLoader(&c, &c.Common, c.fields(), flags, environ)
 	l.last = last
-	l.extra["run.allow"] = func(n yamltree.Node) (err error) { c.Run.Allow, err = runpolicy.Parse(n); return err }
-	l.extra["run.host"] = func(n yamltree.Node) (err error) { c.Run.Host, err = runpolicy.ParseAsks(n); return err }
 	if err := l.load(path, DefaultAgentFile); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
@@ -57,7 +54,6 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, bool)) (Host, error) {
 	c := DefaultHost()
 	l := newLoader(&c, &c.Common, c.fields(), flags, environ)
-	l.extra["run.allow"] = func(n yamltree.Node) (err error) { c.Run.Allow, err = runpolicy.ParseHost(n); return err }
 	if err := l.load(path, DefaultHostFile()); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -284,11 +283,6 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	g.peer = session.Peer()
 	g.h.mu.Unlock()
 
-	wctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	if serve := g.h.opt.Runs; serve != nil {
-		wg.Go(func() { serve(wctx, g.name, session) })
-	}
 	err = g.exchange(ctx, session)
 	switch {
 	case errors.Is(err, errProtocol):
@@ -298,8 +292,6 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	default:
 		_ = session.Close()
 	}
-	cancel()
-	wg.Wait()
 	g.flows.use(nil)
 	g.h.mu.Lock()
 	if len(g.pubs)+len(g.others) > 0 && g.graceEnd.IsZero() {

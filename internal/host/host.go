@@ -86,10 +86,6 @@ type Options struct {
 	// 0 means 100 ms and 10 s.
 	BackoffMin, BackoffMax time.Duration
 
-	// Runs, if not nil, serves the streams that guests open to have programs run. It returns
-	// when the session or ctx ends.
-	Runs func(ctx context.Context, guest string, session link.Session)
-
 	// MaxListeners bounds the host addresses of one guest. 0 means 4,096.
 	MaxListeners int
 	// MaxFlows bounds the flows of one guest at one time, for TCP and UDP each. 0

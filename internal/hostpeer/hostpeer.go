@@ -33,8 +33,6 @@ import (
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/run/exec"
-	"github.com/fairlead/fairlead/internal/run/remote"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
@@ -52,18 +50,8 @@ type Daemon struct {
 	forwards *forwards.Store
 	rules    atomic.Pointer[rules.Set] // in effect
 	names    *route.Router             // nil if names are not served
-	runs     *remote.Server            // nil if no guest may have programs run
 
 	accepted atomic.Pointer[config.Host] // the last configuration, of which only the rules and reloaded are in effect
-}
-
-// checkRights refuses to run programs for guests with more rights than a user has, unless the
-// configuration says so.
-func checkRights(cfg *config.Host, privileged bool) error {
-	if !privileged || cfg.Run.AsRoot {
-		return nil
-	}
-	return errors.New("run.allow: the programs would have this process's rights, which are those of root or of an administrator: start fairlead host as the user whose programs they are, or set run.asRoot")
 }
 
 // New wires a host peer. It starts nothing.
@@ -77,14 +65,6 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 		Logger: log,
 	}
 	d := &Daemon{cfg: cfg, log: log, sockets: new(own.Sockets)}
-	var runs func(context.Context, string, link.Session)
-	if len(cfg.Run.Allow) > 0 {
-		if err := checkRights(&cfg, exec.Privileged()); err != nil {
-			return nil, err
-		}
-		d.runs = remote.New(remote.Options{Policy: cfg.Run.Allow, Jobs: cfg.Run.Jobs, Logger: log})
-		runs, o.Runs = d.runs.Serve, d.runs.Streams()
-	}
 	d.accepted.Store(&d.cfg)
 	var guests []host.Guest
 	for _, g := range cfg.Connect {
@@ -119,7 +99,6 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	}
 	d.host, err = host.New(host.Options{
 		MovedFile: moved,
-		Runs:      runs,
 		Trace:     tracer,
 		Logger:    log, Guests: guests, Policy: cfg.Rules, Network: d.sockets,
 		Grace: negativeZero(cfg.Grace), UDPIdle: cfg.Limits.UDPIdle,
@@ -365,12 +344,7 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 	for _, s := range services {
 		g.Go(func() error { return s.serve(ctx, s.ln) })
 	}
-	g.Go(func() error {
-		if d.runs != nil {
-			defer d.runs.Wait()
-		}
-		return d.host.Run(ctx)
-	})
+	g.Go(func() error { return d.host.Run(ctx) })
 	if d.names != nil {
 		g.Go(func() error {
 			d.names.Run(ctx)
@@ -415,11 +389,7 @@ func (d *Daemon) settings() []config.Setting {
 
 // waiting are the keys of a configuration that need a restart.
 func (d *Daemon) waiting(next *config.Host) []string {
-	list := config.Waiting(d.cfg.Settings(), next.Settings(), reloaded...)
-	if was := d.cfg.Run.Allow; len(was) != len(next.Run.Allow) || len(was.Kept(next.Run.Allow)) != len(was) {
-		list = append(list, "run.allow")
-	}
-	return list
+	return config.Waiting(d.cfg.Settings(), next.Settings(), reloaded...)
 }
 
 func (d *Daemon) reload(cfg config.Host, err error) {

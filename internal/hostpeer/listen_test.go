@@ -55,22 +55,8 @@ func TestNoListenerIsLeftOpen(t *testing.T) {
 	}
 }
 
-// Programs for guests have the rights of the host peer, so it refuses to run them as root, unless
-// it is told to.
-func TestProgramsOfRootAreRefused(t *testing.T) {
-	for _, c := range []struct{ privileged, asRoot, refused bool }{{true, false, true}, {true, true, false}, {false, false, false}} {
-		cfg := config.DefaultHost()
-		cfg.Run.AsRoot = c.asRoot
-		err := checkRights(&cfg, c.privileged)
-		if (err != nil) != c.refused || err != nil && !strings.Contains(err.Error(), "run.asRoot") {
-			t.Errorf("%+v: %v", c, err)
-		}
-	}
-}
-
 // A reload names the settings that need a restart.
 func TestReloadNamesWhatWaits(t *testing.T) {
-	entry := fmt.Sprintf("run: {allow: [{name: a, guests: [g], path: %q, sha256: %064d}]}\n", filepath.Join(t.TempDir(), "program.exe"), 1)
 	load := func(text string) *config.Host {
 		file := filepath.Join(t.TempDir(), "host.yaml")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -84,11 +70,8 @@ func TestReloadNamesWhatWaits(t *testing.T) {
 	}
 	for _, c := range []struct{ before, after, want string }{
 		{"", "bind: loopback\nrules: [{match: {ports: 80}, action: deny}]\n", ""},
-		{entry, entry, ""},
 		{"", "grace: 1s\n", "grace"},
-		{"", entry, "run.allow"},
-		{entry, "", "run.allow"},
-		{entry, strings.Replace(entry, "[g]", "[h]", 1), "run.allow"},
+		{"grace: 1s\n", "grace: 1s\n", ""},
 	} {
 		d := &Daemon{cfg: *load(c.before)}
 		if got := strings.Join(d.waiting(load(c.after)), ","); got != c.want {

@@ -122,7 +122,7 @@ func establish(ctx context.Context, conn net.Conn, o Options, d direction, w *fl
 	}
 	s, err := newSession(conn, o, d, Peer{
 		Identity: hello.Identity, Name: hello.Name, Version: hello.Build,
-		Address: address(conn), Proof: proof, Runs: hello.Runs && o.Role == RoleAgent,
+		Address: address(conn), Proof: proof,
 	}, w, hs.keys(hello))
 	if err != nil {
 		stop()
@@ -305,7 +305,6 @@ func (h *handshake) sendHello() error {
 		Version: h.o.version, Role: h.o.Role,
 		Identity: h.o.Identity, Name: h.o.Name, Build: h.o.Version, Network: h.o.Network,
 		Nonce: h.nonce, Token: !h.o.Token.IsZero(),
-		Runs: h.o.Role == RoleHost && h.o.Runs > 0,
 	}})
 	if err != nil {
 		return fmt.Errorf("%w: %w", errInternal, err)

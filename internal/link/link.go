@@ -46,16 +46,14 @@ type Control interface {
 type Session interface {
 	// Control carries control messages. It exists from the start.
 	Control() Control
-	// Open starts a flow stream (host side), or a stream for a run (agent side), which only a
-	// peer takes that has Runs.
+	// Open starts a flow stream (host side).
 	Open(ctx context.Context) (Stream, error)
 	// Connect starts a flow on a connection of its own (host side), which ends
 	// with the session. It is Open where we cannot dial the agent, where dialling
 	// fails, and beyond 4,096 such flows. The agent sees the flow with the first
 	// write, and has proved itself with the first byte read.
 	Connect(ctx context.Context) (Stream, error)
-	// Accept waits for a flow of either kind (agent side), or for a stream of a run (host side,
-	// with Options.Runs). It fails when the session ended.
+	// Accept waits for a flow of either kind (agent side). It fails when the session ended.
 	Accept(ctx context.Context) (Stream, error)
 	// Peer describes the other end.
 	Peer() Peer
@@ -143,6 +141,4 @@ type Peer struct {
 	Version  string // build version
 	Address  string // transport address
 	Proof    string // how it proved itself: "token", "uid 0"
-	// Runs reports that it is a host that may run programs for the agent.
-	Runs bool
 }

@@ -59,10 +59,7 @@ type Options struct {
 	// KeepAlive is how long a session may be without traffic before the peer
 	// must answer a ping within 30 s; 30 s if 0.
 	KeepAlive time.Duration
-	// Runs is how many streams an agent may have open at once to have programs run on this
-	// host. The next is reset. With 0 it may open none, and is told so.
-	Runs   int
-	Logger *slog.Logger
+	Logger    *slog.Logger
 
 	version     int           // wire.Version if 0
 	maxUnproved int           // connections that have sent no opening yet; unprovedLimit if 0
@@ -123,7 +120,7 @@ func (o Options) complete() (Options, error) {
 		return o, fmt.Errorf("link options: Version of %d bytes: want at most %d", len(o.Version), wire.MaxWord)
 	case len(o.Network) > wire.MaxWord:
 		return o, fmt.Errorf("link options: Network of %d bytes: want at most %d", len(o.Network), wire.MaxWord)
-	case o.HandshakeTimeout < 0 || o.MaxHandshakes < 0 || o.MaxStreams < 0 || o.Runs < 0 || o.KeepAlive < 0:
+	case o.HandshakeTimeout < 0 || o.MaxHandshakes < 0 || o.MaxStreams < 0 || o.KeepAlive < 0:
 		return o, errors.New("link options: a duration or limit is negative: want 0 for the default, or more")
 	case o.KeepAlive > 0 && o.KeepAlive < time.Second:
 		return o, fmt.Errorf("link options: KeepAlive %s: want 1s or more", o.KeepAlive)

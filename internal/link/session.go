@@ -43,7 +43,7 @@ func muxConfig(o Options) *yamux.Config {
 	c.MaxMessageSize = maxMessage
 	c.ReadBufSize = 0 // mixed has a buffer
 	c.LogOutput = muxLog{o.Logger}
-	c.MaxIncomingStreams = uint32(o.Runs)
+	c.MaxIncomingStreams = 0
 	if o.Role == RoleAgent {
 		c.MaxIncomingStreams = uint32(o.MaxStreams)
 	}
@@ -148,7 +148,7 @@ func newSession(conn net.Conn, o Options, d direction, peer Peer, w *flowSource,
 		forget()
 		s.endFlows()
 	})
-	if s.accepts() {
+	if s.role == RoleAgent {
 		s.wg.Go(s.accept)
 	}
 	return s, nil
@@ -182,9 +182,6 @@ func (s *session) endFlows() {
 	s.flows = nil
 }
 
-// accepts reports whether the peer may open streams.
-func (s *session) accepts() bool { return s.role == RoleAgent || s.o.Runs > 0 }
-
 // accept gives yamux's accept a context.
 func (s *session) accept() {
 	for {
@@ -205,8 +202,8 @@ func (s *session) Peer() Peer            { return s.peer }
 func (s *session) Done() <-chan struct{} { return s.mux.CloseChan() }
 
 func (s *session) Open(ctx context.Context) (Stream, error) {
-	if s.role != RoleHost && !s.peer.Runs {
-		return nil, errors.New("open stream: this host runs no programs, and the agent opens no flows")
+	if s.role != RoleHost {
+		return nil, errors.New("open stream: the agent opens no flows")
 	}
 	// yamux turns the end of ctx into a timeout, and keeps a stream that it began.
 	if err := ctx.Err(); err != nil {
@@ -259,8 +256,8 @@ func (s *session) Connect(ctx context.Context) (Stream, error) {
 }
 
 func (s *session) Accept(ctx context.Context) (Stream, error) {
-	if !s.accepts() {
-		return nil, errors.New("accept stream: the host only opens flows, and runs no programs")
+	if s.role != RoleAgent {
+		return nil, errors.New("accept stream: the host only opens flows")
 	}
 	select {
 	case st := <-s.incoming:

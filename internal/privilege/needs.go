@@ -80,9 +80,12 @@ func UserSockets() Need {
 	}
 }
 
-// Runner returns what the helper keeps that runs programs for containers: to become their
-// users, and to send them signals.
+// Runner returns what the helper of fairlead-run keeps: to become the users of programs, and
+// to send them signals.
 func Runner() Set { return 1<<setuid | 1<<setgid | 1<<kill }
+
+// RunServer returns what the rest of fairlead-run keeps: to read whose process asks, in /proc.
+func RunServer() Set { return 1 << sysPtrace }
 
 // Maps returns what the use of BPF maps needs where MapsNeedCapability.
 func Maps() Set { return 1 << bpf }

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/forward"
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 )
 
 // Request is what a client wants.
@@ -33,9 +33,9 @@ const dialTimeout = 4 * time.Second
 
 // Hold asks the agent at socket for a lease, calls granted when it has begun, and keeps
 // it until ctx ends. It then returns nil; an error is why there is no lease, or why it
-// ended, a *ask.Refusal if the agent says so.
+// ended, a *peer.Refusal if the agent says so.
 func Hold(ctx context.Context, socket string, r Request, granted func()) error {
-	conn, err := ask.Connect(ctx, socket)
+	conn, err := peer.Connect(ctx, socket)
 	if err != nil {
 		return err
 	}
@@ -66,8 +66,8 @@ func (c *client) hold(ctx context.Context, r Request, granted func()) error {
 	if err != nil {
 		return err
 	}
-	if first.Version != ask.Version {
-		return fmt.Errorf("the agent speaks version %d, this program version %d: use the same fairlead", first.Version, ask.Version)
+	if first.Version != peer.Version {
+		return fmt.Errorf("the agent speaks version %d, this program version %d: use the same fairlead", first.Version, peer.Version)
 	}
 	if err := c.ask(ctx, first.Nonce); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (c *client) hold(ctx context.Context, r Request, granted func()) error {
 // receive reads one message; that of a refusal is an error.
 func (c *client) receive() (reply, error) {
 	var m reply
-	got, err := ask.Receive(c.conn, &m)
+	got, err := peer.Receive(c.conn, &m)
 	got.Close()
 	if err == nil && m.Error != nil {
 		err = m.Error
@@ -128,9 +128,9 @@ func (c *client) send(q request, socket syscall.Conn) error {
 	c.write.Lock()
 	defer c.write.Unlock()
 	if socket == nil {
-		return ask.Send(c.conn, q)
+		return peer.Send(c.conn, q)
 	}
-	return ask.Control(socket, func(fd int) error { return ask.Send(c.conn, q, fd) })
+	return peer.Control(socket, func(fd int) error { return peer.Send(c.conn, q, fd) })
 }
 
 // answer connects to the container's port and passes the connection.

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
@@ -56,9 +56,9 @@ func TestLingeringConnections(t *testing.T) {
 		{"several", "{}", 5, read},
 		{"malformed", "{", 1, read},
 		{"an empty message", "", 1, read},
-		{"unread", "{}", 1, ask.CloseClient},
-		{"several unread", "{", 5, ask.CloseClient},
-		{"unread and empty", "", 1, ask.CloseClient},
+		{"unread", "{}", 1, peer.CloseClient},
+		{"several unread", "{", 5, peer.CloseClient},
+		{"unread and empty", "", 1, peer.CloseClient},
 		{"not a listener", "{}", 1, func(conn *net.UnixConn) { taken(t, conn, func(fd int) { _, _ = listenerOf(fd) }) }},
 		{"as a connection", "{}", 1, func(conn *net.UnixConn) {
 			taken(t, conn, func(fd int) {
@@ -67,7 +67,7 @@ func TestLingeringConnections(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				_ = ask.Control(c.TCPConn, func(fd int) error { return linger(fd) }) // as the client can
+				_ = peer.Control(c.TCPConn, func(fd int) error { return linger(fd) }) // as the client can
 				_ = c.Close()
 			})
 		}},
@@ -94,7 +94,7 @@ func TestLingeringConnections(t *testing.T) {
 			go func() {
 				defer close(closed)
 				c.close(b)
-				ask.CloseClient(b)
+				peer.CloseClient(b)
 			}()
 			wait.For(t, "all are closed", closed)
 		})
@@ -104,28 +104,28 @@ func TestLingeringConnections(t *testing.T) {
 // CloseClient closes unread connections, but does not wait for more.
 func TestCloseClientOfNothing(t *testing.T) {
 	a, b := packets(t)
-	ask.CloseClient(b)
+	peer.CloseClient(b)
 	if _, err := a.Write([]byte("x")); err == nil {
 		t.Error("a message was sent to a closed connection")
 	}
 	_, c := packets(t)
 	_ = c.CloseRead()
-	ask.CloseClient(c)
+	peer.CloseClient(c)
 }
 
 func passcred(c *net.UnixConn) error {
-	return ask.Control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+	return peer.Control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
 }
 
 func read(conn *net.UnixConn) {
 	var q request
-	p, _ := ask.Receive(conn, &q)
+	p, _ := peer.Receive(conn, &q)
 	p.Close()
 }
 
 func taken(t *testing.T, conn *net.UnixConn, use func(fd int)) {
 	var q request
-	p, err := ask.Receive(conn, &q)
+	p, err := peer.Receive(conn, &q)
 	if err != nil {
 		t.Error(err)
 		return
@@ -149,7 +149,7 @@ func TestNestedLingeringConnections(t *testing.T) {
 		{"in a connection that was not accepted", unix.SOCK_STREAM, inListener},
 		{"in a packet of a connection that was not accepted", unix.SOCK_SEQPACKET, inListener},
 	} {
-		for when, end := range map[string]func(*net.UnixConn){"read": read, "unread": ask.CloseClient} {
+		for when, end := range map[string]func(*net.UnixConn){"read": read, "unread": peer.CloseClient} {
 			t.Run(c.name+", "+when, func(t *testing.T) {
 				a, b := packets(t)
 				if err := passcred(b); err != nil {
@@ -165,7 +165,7 @@ func TestNestedLingeringConnections(t *testing.T) {
 				go func() {
 					defer close(closed)
 					end(b)
-					ask.CloseClient(b)
+					peer.CloseClient(b)
 				}()
 				wait.For(t, "all are closed", closed)
 			})
@@ -181,20 +181,20 @@ func TestCloseListenerWithLingeringClients(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		conn, err := ask.Connect(t.Context(), path)
+		conn, err := peer.Connect(t.Context(), path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
 		fd := lingering(t)
-		err = ask.Send(conn, request{}, fd)
+		err = peer.Send(conn, request{}, fd)
 		_ = unix.Close(fd) // not the last one
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	closed := make(chan error, 1)
-	go func() { closed <- ask.CloseListener(l) }()
+	go func() { closed <- peer.CloseListener(l) }()
 	if err := wait.For(t, "it is closed", closed); err != nil {
 		t.Error(err)
 	}

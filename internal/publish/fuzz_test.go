@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -17,7 +18,7 @@ func FuzzRequest(f *testing.F) {
 	f.Add([]byte(`{"nonce":"n","port":8080}`))
 	f.Add([]byte(`{"nonce":"n","toHost":true,"port":80,"as":8080}`))
 	f.Add([]byte(`{"connect":7,"failed":"x","refused":true}`))
-	f.Add([]byte(`{"run":{"name":"x"},"port":-1}`))
+	f.Add([]byte(`{"port":-1}`))
 	n, err := yamltree.Parse("policy", []byte("- match: {name: web}\n  guestPorts: [8080]\n  hostPorts: [8080-8090]\n"))
 	if err != nil {
 		f.Fatal(err)
@@ -27,7 +28,7 @@ func FuzzRequest(f *testing.F) {
 		f.Fatal(err)
 	}
 	s := New(Options{Policy: allow})
-	web, other := &peer{container: port.Owner{Kind: port.OwnerContainer, Name: "web"}}, &peer{container: port.Owner{Kind: port.OwnerContainer, Name: "x"}}
+	web, other := peer.Client{Container: port.Owner{Kind: port.OwnerContainer, Name: "web"}}, peer.Client{Container: port.Owner{Kind: port.OwnerContainer, Name: "x"}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var q request
 		if json.Unmarshal(b, &q) != nil {

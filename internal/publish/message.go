@@ -9,10 +9,9 @@
 package publish
 
 import (
-	"encoding/json"
 	"os"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 )
 
 // DefaultSocket is the path of the socket in the guest, and where a container mounts it.
@@ -20,15 +19,9 @@ const DefaultSocket = "/run/fairlead/publish.sock"
 
 // reply is what the agent sends. One field is set, but for the first message.
 type reply struct {
-	Version int    `json:"version,omitempty"` // in the first message
-	Nonce   string `json:"nonce,omitempty"`   // in the first message; the request repeats it
-	TTY     bool   `json:"tty,omitempty"`     // in the first message: programs can have a terminal
-
-	HostRuns bool `json:"hostRuns,omitempty"` // in the first message: a request for a program of the host is known
-
-	Granted bool         `json:"granted,omitempty"`
-	Connect uint64       `json:"connect,omitempty"` // asks for a connection to the container's port
-	Error   *ask.Refusal `json:"error,omitempty"`   // and the connection ends
+	peer.Hello
+	Granted bool   `json:"granted,omitempty"`
+	Connect uint64 `json:"connect,omitempty"` // asks for a connection to the container's port
 }
 
 // request is what the client sends: first what it wants, then answers to Connect.
@@ -37,8 +30,6 @@ type request struct {
 	ToHost bool   `json:"toHost,omitempty"`
 	Port   uint16 `json:"port,omitempty"`
 	As     uint16 `json:"as,omitempty"` // with ToHost: the host port that is asked for
-
-	Run json.RawMessage `json:"run,omitempty"` // instead of the above: a program to run
 
 	Connect uint64 `json:"connect,omitempty"`
 	Failed  string `json:"failed,omitempty"`  // why there is no connection

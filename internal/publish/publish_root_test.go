@@ -35,8 +35,8 @@ import (
 	"github.com/fairlead/fairlead/internal/cgroup"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -63,7 +63,7 @@ type rig struct {
 	bindings map[string]port.Binding
 }
 
-var testLimits = Limits{Ports: 4, Connections: 16, Requests: 1000}
+var testLimits = peer.Limits{Uses: 4, Connections: 16, Requests: 1000}
 
 // everything lets the container "web" do all.
 func everything() policy.Policy {
@@ -71,14 +71,14 @@ func everything() policy.Policy {
 	return policy.Policy{{Match: rules.Match{Name: "web"}, GuestPorts: all, HostPorts: all}}
 }
 
-func newRig(t testing.TB, p policy.Policy, limits Limits) *rig {
+func newRig(t testing.TB, p policy.Policy, limits peer.Limits) *rig {
 	t.Helper()
 	return newRigWith(t, p, limits, func(*rig) {}, nil)
 }
 
 // newRigWith calls prepare before the server runs, and before, unless it is nil, before the
 // socket is waited for.
-func newRigWith(t testing.TB, p policy.Policy, limits Limits, prepare func(*rig), before func(*rig)) *rig {
+func newRigWith(t testing.TB, p policy.Policy, limits peer.Limits, prepare func(*rig), before func(*rig)) *rig {
 	t.Helper()
 	space, err := netns.New()
 	if err != nil {
@@ -97,7 +97,7 @@ func newRigWith(t testing.TB, p policy.Policy, limits Limits, prepare func(*rig)
 	if f, err = forward.NewServer(forward.ServerOptions{Dial: r.server.Dial}); err != nil {
 		t.Fatal(err)
 	}
-	r.server.containerOf = ofEnvironment
+	r.server.peers.ContainerAt = ofEnvironment
 	prepare(r)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -163,14 +163,14 @@ func TestSocketIsMadeLater(t *testing.T) {
 func ofEnvironment(dir int) (port.Owner, error) {
 	b, err := cgroup.ReadAt(dir, "environ", 1<<20)
 	if err != nil {
-		return port.Owner{}, errProcessEnded
+		return port.Owner{}, peer.ErrProcessEnded
 	}
 	for v := range bytes.SplitSeq(b, []byte{0}) {
 		if name, ok := strings.CutPrefix(string(v), containerVariable+"="); ok {
 			return port.Owner{Kind: port.OwnerContainer, Name: name, ID: name}, nil
 		}
 	}
-	return port.Owner{}, ask.Refuse(ask.ReasonContainer, "no engine knows its container")
+	return port.Owner{}, peer.Refuse(peer.ReasonContainer, "no engine knows its container")
 }
 
 // Replace, Apply, Stale, Warn and Method implement registry.Feed.
@@ -265,10 +265,10 @@ func (p *process) granted() {
 }
 
 // refusal returns the reason that the program prints.
-func (p *process) refusal() ask.Refusal {
+func (p *process) refusal() peer.Refusal {
 	p.t.Helper()
 	line := p.line()
-	var r ask.Refusal
+	var r peer.Refusal
 	if err := json.Unmarshal([]byte(line), &r); err != nil {
 		p.t.Fatalf("the client printed %q", line)
 	}
@@ -515,29 +515,29 @@ func TestRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, container, role string
 		inherited             *os.File
-		want                  ask.Reason
+		want                  peer.Reason
 	}{
-		{"a process in no container", "", "hold 80", nil, ask.ReasonContainer},
-		{"a container without an entry", "db", "hold 80", nil, ask.ReasonPolicy},
-		{"a port of the guest that is not allowed", "web", "hold 82", nil, ask.ReasonPolicy},
-		{"a port of the host that is not allowed", "web", "tohost 80 3001", nil, ask.ReasonPolicy},
-		{"a port of the host of one that may reach the guest", "other", "tohost 80 80", nil, ask.ReasonPolicy},
-		{"port 0", "web", "none 0", nil, ask.ReasonRequest},
-		{"UDP", "web", "udp 80", nil, ask.ReasonDescriptor},
-		{"a socket that does not listen", "web", "unlistened 80", nil, ask.ReasonDescriptor},
-		{"a listener on all addresses", "web", "wildcard 80", nil, ask.ReasonDescriptor},
-		{"a file", "web", "file 80", nil, ask.ReasonDescriptor},
-		{"a unix socket", "web", "unix 80", nil, ask.ReasonDescriptor},
-		{"no descriptor", "web", "none 80", nil, ask.ReasonDescriptor},
-		{"two descriptors", "web", "two 80", nil, ask.ReasonDescriptor},
-		{"a hundred descriptors", "web", "many 80", nil, ask.ReasonDescriptor},
-		{"a listener of the agent's namespace", "web", "inherited 80", ourFile, ask.ReasonNamespace},
-		{"a listener of a third namespace", "web", "inherited 80", foreignFile, ask.ReasonNamespace},
-		{"a wrong nonce", "web", "nonce", nil, ask.ReasonRequest},
-		{"a request of another process", "web", "other", nil, ask.ReasonContainer},
-		{"no JSON", "web", "garbage {", nil, ask.ReasonRequest},
-		{"a message that is too long", "web", "garbage " + strings.Repeat("x", 4096+1), nil, ask.ReasonRequest},
-		{"an answer to no question", "web", "unasked 3000", nil, ask.ReasonRequest},
+		{"a process in no container", "", "hold 80", nil, peer.ReasonContainer},
+		{"a container without an entry", "db", "hold 80", nil, peer.ReasonPolicy},
+		{"a port of the guest that is not allowed", "web", "hold 82", nil, peer.ReasonPolicy},
+		{"a port of the host that is not allowed", "web", "tohost 80 3001", nil, peer.ReasonPolicy},
+		{"a port of the host of one that may reach the guest", "other", "tohost 80 80", nil, peer.ReasonPolicy},
+		{"port 0", "web", "none 0", nil, peer.ReasonRequest},
+		{"UDP", "web", "udp 80", nil, peer.ReasonDescriptor},
+		{"a socket that does not listen", "web", "unlistened 80", nil, peer.ReasonDescriptor},
+		{"a listener on all addresses", "web", "wildcard 80", nil, peer.ReasonDescriptor},
+		{"a file", "web", "file 80", nil, peer.ReasonDescriptor},
+		{"a unix socket", "web", "unix 80", nil, peer.ReasonDescriptor},
+		{"no descriptor", "web", "none 80", nil, peer.ReasonDescriptor},
+		{"two descriptors", "web", "two 80", nil, peer.ReasonDescriptor},
+		{"a hundred descriptors", "web", "many 80", nil, peer.ReasonDescriptor},
+		{"a listener of the agent's namespace", "web", "inherited 80", ourFile, peer.ReasonNamespace},
+		{"a listener of a third namespace", "web", "inherited 80", foreignFile, peer.ReasonNamespace},
+		{"a wrong nonce", "web", "nonce", nil, peer.ReasonRequest},
+		{"a request of another process", "web", "other", nil, peer.ReasonContainer},
+		{"no JSON", "web", "garbage {", nil, peer.ReasonRequest},
+		{"a message that is too long", "web", "garbage " + strings.Repeat("x", 4096+1), nil, peer.ReasonRequest},
+		{"an answer to no question", "web", "unasked 3000", nil, peer.ReasonRequest},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &rig{t: t, server: r.server, socket: r.socket, container: r.container}
@@ -565,7 +565,7 @@ func TestRefusedInTheGuestsNetwork(t *testing.T) {
 	}
 	defer here.Close()
 	for _, role := range []string{"hold 80 0", "tohost 80 80"} {
-		if got := r.start(here, "web", role).refusal(); got.Reason != ask.ReasonNamespace {
+		if got := r.start(here, "web", role).refusal(); got.Reason != peer.ReasonNamespace {
 			t.Errorf("%s: %v", role, got)
 		}
 	}
@@ -653,10 +653,8 @@ func TestListensAgain(t *testing.T) {
 
 // idle returns nil if a container uses nothing.
 func (r *rig) idle(container string) error {
-	r.server.tenants.mu.Lock()
-	defer r.server.tenants.mu.Unlock()
-	if t := r.server.tenants.byID[container]; t != nil && t.ports+t.connections > 0 {
-		return fmt.Errorf("%d ports, %d connections", t.ports, t.connections)
+	if uses, connections := r.server.peers.Tenants.Usage(container); uses+connections > 0 {
+		return fmt.Errorf("%d requests, %d connections", uses, connections)
 	}
 	return nil
 }
@@ -666,7 +664,7 @@ func (r *rig) idle(container string) error {
 func TestLeaseEndsWithItsRight(t *testing.T) {
 	for _, d := range directions() {
 		t.Run(d.name, func(t *testing.T) {
-			r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.check = time.Millisecond }, nil)
+			r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.peers.Check = time.Millisecond }, nil)
 			p, dial, server := d.open(r)
 			conn, err := dial()
 			if err != nil {
@@ -694,7 +692,7 @@ func TestLeaseEndsWithItsRight(t *testing.T) {
 				t.Errorf("a lease that is still allowed: %v", err)
 			}
 			r.server.SetPolicy(only(1, 1))
-			if got := p.refusal(); got.Reason != ask.ReasonPolicy {
+			if got := p.refusal(); got.Reason != peer.ReasonPolicy {
 				t.Errorf("the lease ended for %v", got)
 			}
 			if _, err := conn.Read(make([]byte, 1)); err == nil {
@@ -702,7 +700,7 @@ func TestLeaseEndsWithItsRight(t *testing.T) {
 			}
 			wait.Until(t, "nothing is left", func() error { return r.idle("web") })
 			for _, role := range []string{fmt.Sprintf("hold %d %d", number, leasePort), fmt.Sprintf("tohost %d %d", number, leasePort)} {
-				if got := r.start(r.container, "web", role).refusal(); got.Reason != ask.ReasonPolicy {
+				if got := r.start(r.container, "web", role).refusal(); got.Reason != peer.ReasonPolicy {
 					t.Errorf("%s: %v", role, got)
 				}
 			}
@@ -710,76 +708,18 @@ func TestLeaseEndsWithItsRight(t *testing.T) {
 	}
 }
 
-// So does a program that a client may not have run any more.
-func TestProgramEndsWithItsRight(t *testing.T) {
-	var allowed atomic.Bool
-	allowed.Store(true)
-	r := newRigWith(t, nil, testLimits, func(r *rig) {
-		r.server.check = time.Millisecond
-		r.server.opt.Runner = whileAllowed{untilGone{}, &allowed}
-	}, nil)
-	p := r.start(r.container, "web", "handsrun")
+// A lease ends with the process that asked for it, also where another one has the connection.
+func TestLeaseEndsWithItsProcess(t *testing.T) {
+	r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.peers.Check = time.Millisecond }, nil)
+	p := r.start(r.container, "web", "handsover 4000")
 	pid, err := strconv.Atoi(strings.TrimPrefix(p.line(), "keeper "))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
 	p.granted()
-	allowed.Store(false)
-	wait.Until(t, "the program ends", func() error { return r.idle("web") })
-}
-
-// whileAllowed is a Runner of programs that may be run for a while.
-type whileAllowed struct {
-	untilGone
-	now *atomic.Bool
-}
-
-// Allowed implements Runner.
-func (w whileAllowed) Allowed(ask.Client, json.RawMessage) error {
-	if w.now.Load() {
-		return nil
-	}
-	return ask.Refuse(ask.ReasonPolicy, "not any more")
-}
-
-// A lease ends with the process that asked for it, also where another one has the connection.
-func TestLeaseEndsWithItsProcess(t *testing.T) {
-	r := newRigWith(t, everything(), testLimits, func(r *rig) {
-		r.server.check = time.Millisecond
-		r.server.opt.Runner = untilGone{}
-	}, nil)
-	for _, role := range []string{"handsover 4000", "handsrun"} {
-		p := r.start(r.container, "web", role)
-		pid, err := strconv.Atoi(strings.TrimPrefix(p.line(), "keeper "))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
-		p.granted()
-		p.kill()
-		wait.Until(t, "the lease ends", func() error { return r.idle("web") })
-	}
-}
-
-// untilGone is a Runner whose programs end when their clients go.
-type untilGone struct{}
-
-// Names implements Runner.
-func (untilGone) Names(ask.Client) bool { return true }
-
-// Allowed implements Runner.
-func (untilGone) Allowed(ask.Client, json.RawMessage) error { return nil }
-
-// Run implements Runner.
-func (untilGone) Run(_ context.Context, conn *net.UnixConn, _ ask.Client, _ json.RawMessage) error {
-	_ = conn.SetDeadline(time.Time{})
-	if err := ask.Send(conn, reply{Granted: true}); err != nil {
-		return err
-	}
-	_, p, err := ask.Read(conn, make([]byte, 1), ask.NewControl())
-	p.Close()
-	return err
+	p.kill()
+	wait.Until(t, "the lease ends", func() error { return r.idle("web") })
 }
 
 // A lease ends when its process changes its container, but not while no engine names that.
@@ -787,8 +727,8 @@ func TestLeaseEndsWithItsContainer(t *testing.T) {
 	var now atomic.Pointer[port.Owner]
 	asked := make(chan struct{}, 100)
 	r := newRigWith(t, everything(), testLimits, func(r *rig) {
-		r.server.check = time.Millisecond
-		r.server.containerOf = func(int) (port.Owner, error) {
+		r.server.peers.Check = time.Millisecond
+		r.server.peers.ContainerAt = func(int) (port.Owner, error) {
 			select {
 			case asked <- struct{}{}:
 			default:
@@ -796,7 +736,7 @@ func TestLeaseEndsWithItsContainer(t *testing.T) {
 			if o := now.Load(); o != nil {
 				return *o, nil
 			}
-			return port.Owner{}, ask.Refuse(ask.ReasonContainer, "no engine knows its container")
+			return port.Owner{}, peer.Refuse(peer.ReasonContainer, "no engine knows its container")
 		}
 		now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "web"})
 	}, nil)
@@ -815,7 +755,7 @@ func TestLeaseEndsWithItsContainer(t *testing.T) {
 		t.Error("the lease ended while no engine, or another one, named the container")
 	}
 	now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "another", ID: "another"})
-	if got := p.refusal(); got.Reason != ask.ReasonContainer {
+	if got := p.refusal(); got.Reason != peer.ReasonContainer {
 		t.Errorf("the lease ended for %v", got)
 	}
 	// The policy has no entry for the container's new name.
@@ -823,7 +763,7 @@ func TestLeaseEndsWithItsContainer(t *testing.T) {
 	p = r.start(r.container, "web", "tohost 1 4000")
 	p.granted()
 	now.Store(&port.Owner{Kind: port.OwnerContainer, Name: "renamed", ID: "web"})
-	if got := p.refusal(); got.Reason != ask.ReasonPolicy {
+	if got := p.refusal(); got.Reason != peer.ReasonPolicy {
 		t.Errorf("the lease of a renamed container ended for %v", got)
 	}
 }
@@ -835,21 +775,11 @@ func TestLackOfDescriptors(t *testing.T) {
 	r.start(r.container, "web", fmt.Sprintf("tohost %d %d", n, leasePort)).granted()
 	b, _ := r.published()
 	dial := func() (net.Conn, error) { return r.server.Dial(t.Context(), "tcp", b.Dial[0]) }
-	self, err := unix.Open("/proc/self", unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(self)
-
 	restore := noDescriptors(t)
 	_, derr := dial()
-	_, oerr := r.server.ownerOf(self)
 	restore()
 	if !errors.Is(derr, own.ErrDescriptors) {
 		t.Errorf("dial: %v", derr)
-	}
-	if oerr == nil || errors.Is(oerr, errProcessEnded) {
-		t.Errorf("container: %v", oerr)
 	}
 	if lost, err := l.Accept(); err == nil { // the one that the agent could not have
 		_ = lost.Close()
@@ -899,11 +829,11 @@ func TestClientsThatDoNotConnect(t *testing.T) {
 	defer f.Close()
 	for _, c := range []struct {
 		role string
-		want ask.Reason // for which the lease ends
+		want peer.Reason // for which the lease ends
 	}{
 		{"tohost 1 4000", ""},
-		{"liar 4000", ask.ReasonNamespace},
-		{"delegates 4000", ask.ReasonContainer},
+		{"liar 4000", peer.ReasonNamespace},
+		{"delegates 4000", peer.ReasonContainer},
 		{"mute 4000", ""},
 	} {
 		t.Run(c.role, func(t *testing.T) {
@@ -968,11 +898,11 @@ func TestDialAfterTheLease(t *testing.T) {
 func TestLimits(t *testing.T) {
 	p := everything()
 	p = append(p, policy.Entry{Match: rules.Match{Name: "other"}, GuestPorts: p[0].GuestPorts})
-	r := newRig(t, p, Limits{Ports: 2, Connections: 3, Requests: 1000})
+	r := newRig(t, p, peer.Limits{Uses: 2, Connections: 3, Requests: 1000})
 	l, n := guestServer(t)
 	r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort)).granted()
 	r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort+1)).granted()
-	if got := r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort+2)).refusal(); got.Reason != ask.ReasonLimit {
+	if got := r.start(r.container, "web", fmt.Sprintf("hold %d %d", n, leasePort+2)).refusal(); got.Reason != peer.ReasonLimit {
 		t.Errorf("a third port: %v", got)
 	}
 	r.start(r.container, "other", fmt.Sprintf("hold %d %d", n, leasePort+3)).granted()
@@ -989,11 +919,11 @@ func TestLimits(t *testing.T) {
 // A client beyond the maximum of all containers together is refused, and another one gets its
 // place when it goes.
 func TestTooManyClients(t *testing.T) {
-	r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.maxClients = 2 }, nil)
+	r := newRigWith(t, everything(), testLimits, func(r *rig) { r.server.peers.MaxClients = 2 }, nil)
 	first := r.start(r.container, "web", "silent")
 	first.granted()
 	r.start(r.container, "web", "silent").granted()
-	if got := r.start(r.container, "web", "silent").refusal(); got.Reason != ask.ReasonLimit || !strings.Contains(got.Message, "clients") {
+	if got := r.start(r.container, "web", "silent").refusal(); got.Reason != peer.ReasonLimit || !strings.Contains(got.Message, "clients") {
 		t.Errorf("refused for %v", got)
 	}
 	first.kill()
@@ -1021,11 +951,11 @@ func TestListenerOnAnotherAddress(t *testing.T) {
 	}
 	server, n := guestServer(t)
 	conn, _ := packets(t)
-	charged, err := r.server.tenants.enter("web")
+	charged, err := r.server.peers.Tenants.Enter("web")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := lease{s: r.server, conn: conn, tenant: charged, request: request{Port: uint16(n)}}
+	l := lease{s: r.server, Conn: &peer.Conn{UnixConn: conn, Tenant: charged}, request: request{Port: uint16(n)}}
 	served, all := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(all)
@@ -1051,8 +981,8 @@ func TestListenerOnAnotherAddress(t *testing.T) {
 func TestFloodOfRequests(t *testing.T) {
 	p := everything()
 	p = append(p, policy.Entry{Match: rules.Match{Name: "flood"}, GuestPorts: p[0].GuestPorts})
-	r := newRigWith(t, p, Limits{Ports: 4, Connections: 4, Requests: 10}, func(r *rig) {
-		r.server.arrive = rate.NewLimiter(rate.Inf, 1) // only the container's own limit counts
+	r := newRigWith(t, p, peer.Limits{Uses: 4, Connections: 4, Requests: 10}, func(r *rig) {
+		r.server.peers.Arrivals = rate.NewLimiter(rate.Inf, 1) // only the container's own limit counts
 	}, nil)
 	n := rounds.Of(t, "FAIRLEAD_PUBLISH_FLOOD", 2000)
 	flood := r.start(r.container, "flood", "flood "+strconv.Itoa(n))
@@ -1069,8 +999,8 @@ func TestFloodOfTheUnlisted(t *testing.T) {
 	const perSecond, burst = 100, 10
 	var asked atomic.Int64
 	r := newRigWith(t, everything(), testLimits, func(r *rig) {
-		r.server.arrive = rate.NewLimiter(perSecond, burst)
-		r.server.containerOf = func(dir int) (port.Owner, error) {
+		r.server.peers.Arrivals = rate.NewLimiter(perSecond, burst)
+		r.server.peers.ContainerAt = func(dir int) (port.Owner, error) {
 			asked.Add(1)
 			return ofEnvironment(dir)
 		}
@@ -1165,7 +1095,7 @@ func TestAgentStops(t *testing.T) {
 	}
 	r.stop()
 	for _, c := range clients {
-		if got := c.refusal(); got.Reason != ask.ReasonStopping {
+		if got := c.refusal(); got.Reason != peer.ReasonStopping {
 			t.Errorf("the client printed %v", got)
 		}
 	}

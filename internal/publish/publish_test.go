@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/claims"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/publish/ask"
 )
 
 // What a container publishes never takes a host port from a server of the guest.
@@ -61,26 +61,6 @@ func TestEarlierLeaseKeepsItsPort(t *testing.T) {
 	delete(s.leases, second.target.Addr())
 	if h := enter(80); h == nil || h.target != second.target {
 		t.Errorf("after the second has gone: %+v", h)
-	}
-}
-
-// A message counts only if the process that connected sent it, in the guest also as the
-// same user.
-func TestSender(t *testing.T) {
-	for _, c := range []struct {
-		peer   peer
-		sender *unix.Ucred
-		ok     bool
-	}{
-		{peer{pid: 5}, nil, false},
-		{peer{pid: 5}, &unix.Ucred{Pid: 6}, false},
-		{peer{pid: 5}, &unix.Ucred{Pid: 5, Uid: 7}, true},
-		{peer{pid: 5, guest: true, uid: 7}, &unix.Ucred{Pid: 5, Uid: 7}, true},
-		{peer{pid: 5, guest: true, uid: 0}, &unix.Ucred{Pid: 5, Uid: 7}, false}, // a program with the setuid bit
-	} {
-		if err := c.peer.sent(c.sender); (err == nil) != c.ok {
-			t.Errorf("%+v, %+v: %v", c.peer, c.sender, err)
-		}
 	}
 }
 
@@ -140,8 +120,8 @@ func TestReceiveLeavesNoDescriptor(t *testing.T) {
 			t.Fatal(err)
 		}
 		var q request
-		p, err := ask.Receive(b, &q)
-		if (err == nil) != c.ok || err == nil && len(p.FDs) != c.fds || err != nil && !errors.Is(err, ask.ErrMalformed) && !(c.text == "" && errors.Is(err, io.EOF)) {
+		p, err := peer.Receive(b, &q)
+		if (err == nil) != c.ok || err == nil && len(p.FDs) != c.fds || err != nil && !errors.Is(err, peer.ErrMalformed) && !(c.text == "" && errors.Is(err, io.EOF)) {
 			t.Errorf("%q with %d: %v, %d descriptors", c.text, c.fds, err, len(p.FDs))
 		}
 		p.Close()
@@ -162,7 +142,7 @@ func sendRaw(conn *net.UnixConn, text string, rights []byte) error {
 		h.Control = &rights[0]
 		h.SetControllen(len(rights))
 	}
-	return ask.Control(conn, func(fd int) error {
+	return peer.Control(conn, func(fd int) error {
 		if _, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&h)), unix.MSG_NOSIGNAL); errno != 0 {
 			return errno
 		}

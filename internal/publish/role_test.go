@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 )
 
 // playRole runs in a process of its own, in a container's network namespace. It prints
@@ -28,7 +28,7 @@ func playRole(role string) int {
 	name, args, _ := strings.Cut(role, " ")
 	f := strings.Fields(args)
 	err := roles[name](f)
-	var r *ask.Refusal
+	var r *peer.Refusal
 	switch {
 	case errors.As(err, &r):
 		_ = json.NewEncoder(os.Stdout).Encode(r)
@@ -68,7 +68,6 @@ var roles = map[string]func(args []string) error{
 	"lingers":    lingers,
 	"relisten":   relisten,
 	"handsover":  handsOver,
-	"handsrun":   handsOverRun,
 	"delegates":  delegates,
 	"answer":     answerConnect,
 }
@@ -125,7 +124,7 @@ func unixListener() (int, error) {
 
 // begin connects and returns the nonce.
 func begin(socket string) (*net.UnixConn, string, error) {
-	conn, err := ask.Connect(context.Background(), socket)
+	conn, err := peer.Connect(context.Background(), socket)
 	if err != nil {
 		return nil, "", err
 	}
@@ -208,7 +207,7 @@ func relisten(a []string) error {
 		return err
 	}
 	to, _ := strconv.Atoi(a[1])
-	if err := ask.Send(conn, request{Nonce: nonce, Port: uint16(to)}, fd); err != nil {
+	if err := peer.Send(conn, request{Nonce: nonce, Port: uint16(to)}, fd); err != nil {
 		return err
 	}
 	if _, err := (&client{conn: conn}).receive(); err != nil {
@@ -256,7 +255,7 @@ func silent(a []string) error {
 func wrongNonce(a []string) error {
 	conn, _, err := begin(a[0])
 	if err == nil {
-		err = ask.Send(conn, request{Nonce: ask.NewNonce(), Port: 1})
+		err = peer.Send(conn, request{Nonce: "another", Port: 1})
 	}
 	if err != nil {
 		return err
@@ -290,18 +289,6 @@ func otherProcess(a []string) error {
 // handsOver has a lease, and passes its connection to a process that outlives it.
 func handsOver(a []string) error {
 	conn, err := publishing(a)
-	if err != nil {
-		return err
-	}
-	return handOver(conn)
-}
-
-// handsOverRun is handsOver with a program that is run.
-func handsOverRun(a []string) error {
-	conn, nonce, err := begin(a[0])
-	if err == nil {
-		err = ask.Send(conn, request{Nonce: nonce, Run: json.RawMessage("{}")})
-	}
 	if err != nil {
 		return err
 	}
@@ -375,7 +362,7 @@ func answerConnect(a []string) error {
 		return err
 	}
 	id, _ := strconv.ParseUint(a[0], 10, 64)
-	return ask.Send(c.(*net.UnixConn), request{Connect: id, Refused: true})
+	return peer.Send(c.(*net.UnixConn), request{Connect: id, Refused: true})
 }
 
 // say sends a request on the inherited connection.
@@ -384,7 +371,7 @@ func say(a []string) error {
 	if err != nil {
 		return err
 	}
-	return ask.Send(c.(*net.UnixConn), request{Nonce: a[0], ToHost: true, Port: 1, As: 1})
+	return peer.Send(c.(*net.UnixConn), request{Nonce: a[0], ToHost: true, Port: 1, As: 1})
 }
 
 // early ends between the connection and the request, without a word.
@@ -400,8 +387,8 @@ func flood(a []string) error {
 	limited := 0
 	for range n {
 		conn, _, err := begin(a[0])
-		var r *ask.Refusal
-		if errors.As(err, &r) && r.Reason == ask.ReasonLimit {
+		var r *peer.Refusal
+		if errors.As(err, &r) && r.Reason == peer.ReasonLimit {
 			limited++
 		}
 		if conn != nil {
@@ -419,7 +406,7 @@ func publishing(a []string) (*net.UnixConn, error) {
 		return nil, err
 	}
 	as, _ := strconv.Atoi(a[1])
-	return conn, ask.Send(conn, request{Nonce: nonce, ToHost: true, Port: 1, As: uint16(as)})
+	return conn, peer.Send(conn, request{Nonce: nonce, ToHost: true, Port: 1, As: uint16(as)})
 }
 
 // liar answers with a socket that it inherited.
@@ -438,7 +425,7 @@ func liar(a []string) error {
 			fmt.Println("granted")
 		}
 		if m.Connect != 0 {
-			if err := ask.Send(conn, request{Connect: m.Connect}, 3); err != nil {
+			if err := peer.Send(conn, request{Connect: m.Connect}, 3); err != nil {
 				return err
 			}
 		}
@@ -458,7 +445,7 @@ func mute(a []string) error {
 func unasked(a []string) error {
 	conn, err := publishing(a)
 	if err == nil {
-		err = ask.Send(conn, request{Connect: 7})
+		err = peer.Send(conn, request{Connect: 7})
 	}
 	if err != nil {
 		return err
@@ -500,7 +487,7 @@ func lingers(a []string) error {
 	}
 	var kept []*net.UnixConn
 	for range 20 {
-		conn, err := ask.Connect(context.Background(), a[0])
+		conn, err := peer.Connect(context.Background(), a[0])
 		if err != nil {
 			return err
 		}
@@ -512,7 +499,7 @@ func lingers(a []string) error {
 		if err != nil {
 			return err
 		}
-		_ = ask.Send(conn, request{}, fd) // the agent may have refused the connection already
+		_ = peer.Send(conn, request{}, fd) // the agent may have refused the connection already
 		if err := linger(fd); err != nil {
 			return err
 		}

@@ -15,24 +15,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
 // listenerOf makes a listener of a descriptor, which it owns, and requires that it is
 // bound to the loopback: the port is for the container alone.
 func listenerOf(fd int) (*net.TCPListener, error) {
-	ask.Reset(fd)
+	peer.Reset(fd)
 	f := fileOf(fd)
 	defer func() { _ = f.Close() }()
 	l, err := net.FileListener(f)
 	if err != nil {
-		return nil, ask.Refuse(ask.ReasonDescriptor, "the descriptor is no listening TCP socket")
+		return nil, peer.Refuse(peer.ReasonDescriptor, "the descriptor is no listening TCP socket")
 	}
 	t, ok := l.(*net.TCPListener)
 	if !ok || !t.Addr().(*net.TCPAddr).IP.IsLoopback() {
 		_ = l.Close()
-		return nil, ask.Refuse(ask.ReasonDescriptor, "the socket does not listen on the container's loopback")
+		return nil, peer.Refuse(peer.ReasonDescriptor, "the socket does not listen on the container's loopback")
 	}
 	return t, nil
 }
@@ -40,8 +40,8 @@ func listenerOf(fd int) (*net.TCPListener, error) {
 // closeListener stops the listening for all who have the socket: the client may keep a
 // descriptor of it. No accept may be under way.
 func closeListener(l *net.TCPListener) {
-	_ = ask.Control(l, func(fd int) error {
-		ask.Reset(fd) // the client may have made a connection of it
+	_ = peer.Control(l, func(fd int) error {
+		peer.Reset(fd) // the client may have made a connection of it
 		return unix.Shutdown(fd, unix.SHUT_RDWR)
 	})
 	_ = l.Close()
@@ -54,7 +54,7 @@ func stopAccepting(l *net.TCPListener, served <-chan struct{}) {
 	_ = l.SetDeadline(time.Unix(1, 0))
 	pause := schedule.Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
 	for {
-		_ = ask.Control(l, func(fd int) error {
+		_ = peer.Control(l, func(fd int) error {
 			return errors.Join(unix.SetNonblock(fd, true), unix.Shutdown(fd, unix.SHUT_RDWR))
 		})
 		select {
@@ -82,17 +82,17 @@ func (c *passed) SetLinger(sec int) error {
 
 // newPassed makes a connection of a descriptor, which it owns.
 func newPassed(fd int) (*passed, error) {
-	ask.Reset(fd)
+	peer.Reset(fd)
 	f := fileOf(fd)
 	defer func() { _ = f.Close() }()
 	c, err := net.FileConn(f)
 	if err != nil {
-		return nil, ask.Refuse(ask.ReasonDescriptor, "the descriptor is no connected TCP socket")
+		return nil, peer.Refuse(peer.ReasonDescriptor, "the descriptor is no connected TCP socket")
 	}
 	tcp, ok := c.(*net.TCPConn)
 	if !ok || tcp.RemoteAddr() == nil {
 		_ = c.Close()
-		return nil, ask.Refuse(ask.ReasonDescriptor, "the descriptor is no connected TCP socket")
+		return nil, peer.Refuse(peer.ReasonDescriptor, "the descriptor is no connected TCP socket")
 	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {
@@ -144,4 +144,64 @@ func (c *passed) Close() error {
 	err := c.TCPConn.Close()
 	c.release()
 	return err
+}
+
+// namespaceOf returns the network namespace of a socket, by SIOCGSKNS, which needs
+// CAP_NET_ADMIN.
+func namespaceOf(fd int) (peer.Namespace, error) {
+	ns, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
+	if err != nil {
+		return peer.Namespace{}, peer.Refuse(peer.ReasonNamespace, "cannot read the socket's network namespace: %v", err)
+	}
+	defer func() { _ = unix.Close(ns) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(ns, &st); err != nil {
+		return peer.Namespace{}, peer.Refuse(peer.ReasonNamespace, "cannot read the socket's network namespace: %v", err)
+	}
+	return peer.NamespaceOf(&st), nil
+}
+
+// checkSocket refuses what is not a TCP socket of the client's own network namespace that
+// listens, or does not.
+func (l *lease) checkSocket(fd int, listens bool) error {
+	options := []struct {
+		option int
+		want   []int
+	}{
+		{unix.SO_DOMAIN, []int{unix.AF_INET, unix.AF_INET6}},
+		{unix.SO_TYPE, []int{unix.SOCK_STREAM}},
+		{unix.SO_PROTOCOL, []int{unix.IPPROTO_TCP, unix.IPPROTO_MPTCP}},
+		{unix.SO_ACCEPTCONN, []int{btoi(listens)}},
+	}
+	for _, o := range options {
+		v, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, o.option)
+		if err != nil || v != o.want[0] && v != o.want[len(o.want)-1] {
+			return peer.Refuse(peer.ReasonDescriptor, "the descriptor is no %s TCP socket", state(listens))
+		}
+	}
+	if l.network == l.s.network {
+		return peer.Refuse(peer.ReasonNamespace, "the container has the guest's own network: it needs no help")
+	}
+	ns, err := namespaceOf(fd)
+	if err != nil {
+		return err
+	}
+	if ns != l.network {
+		return peer.Refuse(peer.ReasonNamespace, "the socket is in another network namespace than its sender")
+	}
+	return nil
+}
+
+func state(listens bool) string {
+	if listens {
+		return "listening"
+	}
+	return "connected"
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

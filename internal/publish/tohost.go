@@ -19,8 +19,8 @@ import (
 
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/publish/ask"
 )
 
 // targets has the addresses that stand for containers which publish a port. They are of
@@ -62,12 +62,12 @@ type answer struct {
 var errEnded = fmt.Errorf("the container's lease has ended: %w", syscall.ECONNREFUSED)
 
 // toHost serves a lease that makes a publication of a port of the container.
-func (l *lease) toHost(ctx context.Context, got ask.Packet) error {
+func (l *lease) toHost(ctx context.Context, got peer.Packet) error {
 	if len(got.FDs) > 0 {
-		return ask.Refuse(ask.ReasonDescriptor, "%d descriptors, want none", len(got.FDs))
+		return peer.Refuse(peer.ReasonDescriptor, "%d descriptors, want none", len(got.FDs))
 	}
-	if l.peer.network == l.s.network {
-		return ask.Refuse(ask.ReasonNamespace, "the container has the guest's own network: its ports are published without help")
+	if l.network == l.s.network {
+		return peer.Refuse(peer.ReasonNamespace, "the container has the guest's own network: its ports are published without help")
 	}
 	h := &hostLease{lease: l, pending: make(map[uint64]*question), open: make(map[*passed]struct{})}
 	if err := l.s.enter(h); err != nil {
@@ -104,7 +104,7 @@ func (s *Server) enter(h *hostLease) error {
 			return nil
 		}
 	}
-	return ask.Refuse(ask.ReasonLimit, "port %d of the host has been asked for too often: try again later", h.request.As)
+	return peer.Refuse(peer.ReasonLimit, "port %d of the host has been asked for too often: try again later", h.request.As)
 }
 
 // lastFor returns the last address of the leases for a host port. s.mu is held.
@@ -136,12 +136,12 @@ func (s *Server) leave(h *hostLease) {
 }
 
 func (h *hostLease) binding() port.Binding {
-	detail := "port " + strconv.Itoa(int(h.request.Port)) + " of the container, asked for by pid " + strconv.Itoa(int(h.peer.pid))
+	detail := "port " + strconv.Itoa(int(h.request.Port)) + " of the container, asked for by pid " + strconv.Itoa(int(h.PID))
 	return port.Binding{
 		Key:    port.Key{Protocol: port.TCP, Address: h.target.Addr(), Port: h.target.Port()},
 		Origin: port.Origin{Source: port.SourcePublish, ID: h.target.Addr().String()},
 		Dial:   []netip.AddrPort{h.target},
-		Owner:  h.peer.container,
+		Owner:  h.Container,
 		Detail: port.NewDetail(detail),
 	}
 }
@@ -160,7 +160,7 @@ func (s *Server) Dial(ctx context.Context, network string, target netip.AddrPort
 	}
 	conn, err := h.dial(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("dial port %d of container %q: %w", h.request.Port, h.peer.container.Name, err)
+		return nil, fmt.Errorf("dial port %d of container %q: %w", h.request.Port, h.Container.Name, err)
 	}
 	return conn, nil
 }
@@ -172,7 +172,7 @@ func (h *hostLease) dial(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	if err := h.send(id); err != nil {
-		_ = h.conn.CloseRead() // ends the lease
+		_ = h.CloseRead() // ends the lease
 	}
 	select {
 	case a := <-q.answer:
@@ -192,7 +192,7 @@ func (h *hostLease) ask() (id uint64, q *question, err error) {
 		return 0, nil, errEnded
 	case len(h.pending) >= maxPending:
 		return 0, nil, errors.New("its client does not answer")
-	case !h.tenant.connect():
+	case !h.Tenant.Connect():
 		return 0, nil, errors.New("the container has too many connections")
 	}
 	h.last++
@@ -204,8 +204,8 @@ func (h *hostLease) ask() (id uint64, q *question, err error) {
 func (h *hostLease) send(id uint64) error {
 	h.write.Lock()
 	defer h.write.Unlock()
-	_ = h.conn.SetWriteDeadline(time.Now().Add(requestTimeout))
-	return ask.Send(h.conn, reply{Connect: id})
+	_ = h.SetWriteDeadline(time.Now().Add(peer.RequestTimeout))
+	return peer.Send(h.UnixConn, reply{Connect: id})
 }
 
 // abandon gives up a question. The client may still answer it, or just have done so.
@@ -225,18 +225,18 @@ func (h *hostLease) abandon(id uint64, q *question) {
 func (h *hostLease) fail(id uint64, err error) {
 	h.pending[id].answer <- answer{err: err}
 	delete(h.pending, id)
-	h.tenant.disconnect()
+	h.Tenant.Disconnect()
 }
 
 // receive takes one answer of the client. Its error ends the lease.
 func (h *hostLease) receive() error {
 	var q request
-	got, err := ask.Receive(h.conn, &q)
+	got, err := peer.Receive(h.UnixConn, &q)
 	if err != nil {
 		return err
 	}
 	defer got.Close()
-	if err := h.peer.sent(got.Sender); err != nil {
+	if err := h.Sent(got.Sender); err != nil {
 		return err
 	}
 	fd, has := got.Take()
@@ -254,9 +254,9 @@ func (h *hostLease) receive() error {
 	h.mu.Unlock()
 	if !asked {
 		if has {
-			ask.CloseFD(fd)
+			peer.CloseFD(fd)
 		}
-		return ask.Refuse(ask.ReasonRequest, "answer %d to no question", q.Connect)
+		return peer.Refuse(peer.ReasonRequest, "answer %d to no question", q.Connect)
 	}
 	return h.deliver(q.Connect, fd)
 }
@@ -272,8 +272,8 @@ func (q request) failure() error {
 // deliver gives a connection, which it owns as a descriptor, to who asked for it. Only one
 // goroutine delivers, so the question is pending, unless the lease has ended.
 func (h *hostLease) deliver(id uint64, fd int) error {
-	if err := h.s.checkSocket(h.peer, fd, false); err != nil {
-		ask.CloseFD(fd)
+	if err := h.checkSocket(fd, false); err != nil {
+		peer.CloseFD(fd)
 		return err
 	}
 	c, err := newPassed(fd)
@@ -299,5 +299,5 @@ func (h *hostLease) closed(c *passed) {
 	h.mu.Lock()
 	delete(h.open, c)
 	h.mu.Unlock()
-	h.tenant.disconnect()
+	h.Tenant.Disconnect()
 }

@@ -44,12 +44,6 @@ func ParseList(n yamltree.Node) (list []Rule, err error) {
 	return list, nil
 }
 
-// ParseOwner reads a match of an owner alone: name, namespace and labels.
-func ParseOwner(n yamltree.Node) (m Match, err error) {
-	err = Decoder().Decode(n, &m, "name", "namespace", "labels")
-	return m, err
-}
-
 // ParseOnConflict reads "wait", "next" or "any".
 func ParseOnConflict(s string) (port.OnConflict, error) {
 	for _, c := range []port.OnConflict{port.OnConflictWait, port.OnConflictNext, port.OnConflictAny} {

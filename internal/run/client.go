@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 )
 
 // Streams are the client's. A nil Stdin is empty.
@@ -30,10 +30,10 @@ type Streams struct {
 	Screen *Screen
 }
 
-// Do has the agent at socket run a program, and returns how it ended. When ctx ends the
+// Do has the server at socket run a program, and returns how it ended. When ctx ends the
 // program is killed. A read of Stdin may still be under way when Do returns.
 func Do(ctx context.Context, socket string, q Request, s Streams) (Exit, error) {
-	conn, err := ask.Connect(ctx, socket)
+	conn, err := peer.Connect(ctx, socket)
 	if err != nil {
 		return Exit{}, err
 	}
@@ -47,29 +47,25 @@ func Do(ctx context.Context, socket string, q Request, s Streams) (Exit, error) 
 	return exit, err
 }
 
-// explain explains an error of the connection to the agent.
+// explain explains an error of the connection to the server.
 func explain(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return errors.New("the agent has gone: is it running?")
+		return errors.New("the service has gone: is it running?")
 	}
 	return err
 }
 
 func do(conn *net.UnixConn, q Request, s Streams) (Exit, error) {
 	var hello reply
-	got, err := ask.Receive(conn, &hello)
+	got, err := peer.Receive(conn, &hello)
 	got.Close()
 	switch {
 	case err != nil:
 		return Exit{}, explain(err)
 	case hello.Error != nil:
 		return Exit{}, hello.Error
-	case hello.Version != ask.Version:
-		return Exit{}, fmt.Errorf("the agent speaks version %d, this program version %d: use the same fairlead", hello.Version, ask.Version)
-	case s.Screen != nil && !hello.TTY: // it would run the program without one
-		return Exit{}, errors.New("the agent is too old to give programs a terminal: update it, or run the program without one")
-	case q.Host && !hello.HostRuns:
-		return Exit{}, errors.New("the agent is too old to ask the host: update it")
+	case hello.Version != peer.Version:
+		return Exit{}, fmt.Errorf("the service speaks version %d, this program version %d: use the same fairlead-run", hello.Version, peer.Version)
 	}
 	if s.Screen != nil {
 		if q.TTY, err = s.Screen.terminal(); err != nil {
@@ -77,7 +73,7 @@ func do(conn *net.UnixConn, q Request, s Streams) (Exit, error) {
 		}
 		defer s.Screen.restore()
 	}
-	if err := ask.Send(conn, first{Nonce: hello.Nonce, Run: q}); err != nil {
+	if err := peer.Send(conn, first{Nonce: hello.Nonce, Run: q}); err != nil {
 		return Exit{}, explain(err)
 	}
 	c := client{frames: frames{conn: conn}, Streams: s, ended: make(chan struct{}), room: window}
@@ -113,7 +109,7 @@ func (c *client) close() {
 
 // receiveAll writes what the program writes until it has ended.
 func (c *client) receiveAll() (exit Exit, err error) {
-	buf, oob := newBuffer(), ask.NewControl()
+	buf, oob := newBuffer(), peer.NewControl()
 	for {
 		k, content, err := c.receive(buf, oob)
 		if err != nil {
@@ -131,7 +127,7 @@ func (c *client) receiveAll() (exit Exit, err error) {
 		case frameExit:
 			return exit, json.Unmarshal(content, &exit)
 		default:
-			err = fmt.Errorf("%w: kind %q", ask.ErrMalformed, k)
+			err = fmt.Errorf("%w: kind %q", peer.ErrMalformed, k)
 		}
 		if err != nil {
 			return exit, err
@@ -139,11 +135,11 @@ func (c *client) receiveAll() (exit Exit, err error) {
 	}
 }
 
-// reply takes the agent's decision.
+// reply takes the server's decision.
 func (c *client) reply(b []byte) error {
 	var r reply
 	if err := json.Unmarshal(b, &r); err != nil {
-		return fmt.Errorf("%w: %w", ask.ErrMalformed, err)
+		return fmt.Errorf("%w: %w", peer.ErrMalformed, err)
 	}
 	if r.Error != nil {
 		return r.Error
@@ -166,7 +162,7 @@ func (c *client) reply(b []byte) error {
 func (c *client) taken(content []byte) error {
 	var n int
 	if err := json.Unmarshal(content, &n); err != nil || n < 0 {
-		return fmt.Errorf("%w: %w", ask.ErrMalformed, err)
+		return fmt.Errorf("%w: %w", peer.ErrMalformed, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 )
 
 // An input that cannot be read to its end has no end: the program must not take what it
@@ -41,16 +41,16 @@ func TestBrokenInputIsNoEnd(t *testing.T) {
 	}()
 	var q first
 	s := session{frames: frames{conn: theirs}}
-	if err := s.sendReply(reply{Version: ask.Version, Nonce: "n"}); err != nil {
+	if err := s.sendReply(reply{Hello: peer.Hello{Version: peer.Version, Nonce: "n"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ask.Receive(theirs, &q); err != nil {
+	if _, err := peer.Receive(theirs, &q); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.sendReply(reply{Granted: true}); err != nil {
 		t.Fatal(err)
 	}
-	if k, b, err := s.receive(newBuffer(), ask.NewControl()); !errors.Is(err, io.EOF) {
+	if k, b, err := s.receive(newBuffer(), peer.NewControl()); !errors.Is(err, io.EOF) {
 		_ = theirs.Close()
 		t.Errorf("received %c %q, %v, want the end", k, b, err)
 	}
@@ -72,7 +72,7 @@ func TestWhatHasGone(t *testing.T) {
 		Streams
 		want string
 	}{
-		{"the agent", Streams{}, "the agent has gone"},
+		{"the service", Streams{}, "the service has gone"},
 		{"the reader of the output", Streams{Stdout: failing{syscall.EPIPE}}, syscall.EPIPE.Error()},
 		{"the writer of the input", Streams{Stdin: iotest.ErrReader(syscall.ECONNRESET)}, "read the input: " + syscall.ECONNRESET.Error()},
 	} {
@@ -109,16 +109,16 @@ func playSession(l net.Listener, atOnce bool) error {
 	}
 	defer conn.Close()
 	s := session{frames: frames{conn: conn.(*net.UnixConn)}}
-	if err := s.sendReply(reply{Version: ask.Version, Nonce: "n"}); err != nil {
+	if err := s.sendReply(reply{Hello: peer.Hello{Version: peer.Version, Nonce: "n"}}); err != nil {
 		return err
 	}
 	var q first
-	if _, err := ask.Receive(s.conn, &q); err != nil {
+	if _, err := peer.Receive(s.conn, &q); err != nil {
 		return err
 	}
 	err = errors.Join(s.sendReply(reply{Granted: true}), s.send(frameStdout, []byte("x"))) // the client may go meanwhile
 	for err == nil && !atOnce {
-		_, _, err = s.receive(newBuffer(), ask.NewControl())
+		_, _, err = s.receive(newBuffer(), peer.NewControl())
 	}
 	return nil
 }

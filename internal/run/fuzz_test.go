@@ -6,15 +6,14 @@ package run
 
 import (
 	"encoding/json"
+	"log/slog"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/publish/ask"
-	"github.com/fairlead/fairlead/internal/run/policy"
-	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 func FuzzRequest(f *testing.F) {
@@ -22,23 +21,19 @@ func FuzzRequest(f *testing.F) {
 	f.Add([]byte(`{"name":"backup","args":["--all\u0000"],"env":["PATH=/x"]}`))
 	f.Add([]byte(`{"name":"other"}`))
 	f.Add([]byte(`{"name":"backup","args":["--all"],"tty":{"rows":24,"columns":80,"type":"xterm"}}`))
-	n, err := yamltree.Parse("policy", []byte("- name: backup\n  match: {name: web}\n  users: [\"7\"]\n  path: /bin/true\n  user: nobody\n  args: [--all]\n  env: [LANG]\n"+
+	c, err := parse("run.yaml", []byte("allow:\n- name: backup\n  match: {name: web}\n  users: [\"7\"]\n  path: /bin/true\n  user: nobody\n  args: [--all]\n  env: [LANG]\n"+
 		"  sha256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n"))
 	if err != nil {
 		f.Fatal(err)
 	}
-	allow, err := policy.Parse(n)
-	if err != nil {
-		f.Fatal(err)
-	}
-	s := New(Options{Policy: allow})
-	web := ask.Client{Container: port.Owner{Kind: port.OwnerContainer, Name: "web"}}
+	s := New(Options{Policy: c.Allow, Logger: slog.New(slog.DiscardHandler)})
+	web := peer.Client{Container: port.Owner{Kind: port.OwnerContainer, Name: "web"}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var q Request
 		if json.Unmarshal(b, &q) != nil {
 			return
 		}
-		if s.allowed(ask.Client{Guest: true, UID: 8}, q) == nil {
+		if s.allowed(peer.Client{Guest: true, UID: 8}, q) == nil {
 			t.Errorf("another user gets %+v", q)
 		}
 		if s.allowed(web, q) != nil {

@@ -10,21 +10,28 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/run/policy"
 )
 
-// slice has the cgroups of the jobs of all helpers, each in a directory that its helper
-// has locked. It is named as a slice of systemd, so that no job is taken for a container.
+// slice has the cgroups of the jobs, in the cgroup of the service: for each helper a directory
+// that it has locked. It is named as a slice of systemd, so that no job is taken for a container.
 const slice = "fairlead-jobs.slice"
 
-// sliceDir returns the directory of the slice.
-func sliceDir() (string, error) {
+// serviceGroup is for the service itself where its cgroup gives controllers to those below:
+// such a cgroup has no processes.
+const serviceGroup = "service"
+
+// ownGroup returns the directory of this process's cgroup.
+func ownGroup() (string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return "", err
@@ -37,7 +44,78 @@ func sliceDir() (string, error) {
 	if len(whole) == 0 {
 		return "", errors.New("no unified hierarchy of cgroups (cgroup2) is mounted")
 	}
-	return filepath.Join(whole[0], slice), nil
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
+			return filepath.Join(whole[0], path), nil
+		}
+	}
+	return "", errors.New("this process is in no cgroup of the unified hierarchy")
+}
+
+// prepareSlice makes the slice in this process's cgroup, and gives it those of the controllers
+// that there are. It returns why it cannot have the others.
+func prepareSlice(controllers []string) (dir string, missing map[string]error, err error) {
+	own, err := ownGroup()
+	if err != nil {
+		return "", nil, err
+	}
+	dir = filepath.Join(own, slice)
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", nil, fmt.Errorf("make a cgroup: %w: run fairlead-run as root, under systemd with its unit", err)
+	}
+	// Whoever can open a directory can lock it, and keep all helpers waiting.
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return "", nil, fmt.Errorf("make a cgroup: %w", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, killFile)); err != nil {
+		return "", nil, fmt.Errorf("kill a cgroup: %w: it needs Linux 5.14", err)
+	}
+	missing = map[string]error{}
+	for _, c := range controllers {
+		if err := delegate(own, c); err != nil {
+			missing[c] = err
+		}
+	}
+	return dir, missing, nil
+}
+
+// delegate gives the cgroups below a cgroup and below its slice a controller. This process
+// leaves the cgroup if that is needed.
+func delegate(own, controller string) error {
+	have, err := os.ReadFile(filepath.Join(own, "cgroup.controllers"))
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(strings.Fields(string(have)), controller) {
+		return fmt.Errorf("%s has no controller %q: its unit needs Delegate=%s", own, controller, controller)
+	}
+	err = enable(own, controller)
+	if errors.Is(err, unix.EBUSY) {
+		service := filepath.Join(own, serviceGroup)
+		if err := os.Mkdir(service, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(service, "cgroup.procs"), []byte("0"), 0); err != nil {
+			return err
+		}
+		err = enable(own, controller)
+	}
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%s has other processes: the service needs a cgroup of its own, as its unit gives it", own)
+	}
+	if err != nil {
+		return err
+	}
+	return enable(filepath.Join(own, slice), controller)
+}
+
+// enable gives the cgroups below one a controller.
+func enable(dir, controller string) error {
+	return os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0)
 }
 
 // groups are the cgroups of all jobs of one helper.
@@ -47,34 +125,25 @@ type groups struct {
 	last atomic.Uint64
 }
 
-// newGroups makes the directory of this process, and kills what helpers that were killed
-// left in theirs.
-func newGroups() (*groups, error) {
-	dir, err := sliceDir()
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make a cgroup: %w: run the agent as root, under systemd with the drop-in of https://github.com/fairlead/fairlead/blob/main/docs/run.md", err)
-	}
-	// Whoever can open a directory can lock it, and keep all helpers waiting.
-	if err := os.Chmod(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make a cgroup: %w", err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, killFile)); err != nil {
-		return nil, fmt.Errorf("kill a cgroup: %w: it needs Linux 5.14", err)
-	}
-	all, err := locked(dir, unix.LOCK_EX)
+// newGroups makes the directory of this process in the slice, and kills what helpers that were
+// killed left in theirs.
+func newGroups(slice string, controllers []string) (*groups, error) {
+	all, err := locked(slice, unix.LOCK_EX)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = all.Close() }()
-	if err := sweep(dir); err != nil {
+	if err := sweep(slice); err != nil {
 		return nil, err
 	}
-	own, err := os.MkdirTemp(dir, strconv.Itoa(os.Getpid())+".")
+	own, err := os.MkdirTemp(slice, strconv.Itoa(os.Getpid())+".")
 	if err != nil {
 		return nil, fmt.Errorf("make a cgroup: %w", err)
+	}
+	for _, c := range controllers {
+		if err := enable(own, c); err != nil {
+			return nil, fmt.Errorf("limit jobs: %w", err)
+		}
 	}
 	lock, err := locked(own, unix.LOCK_EX)
 	return &groups{dir: own, lock: lock}, err
@@ -92,21 +161,14 @@ func locked(dir string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// killLeftovers kills and removes all groups of helpers that have ended.
-func killLeftovers() error {
-	dir, err := sliceDir()
-	if err != nil {
-		return err
-	}
-	all, err := locked(dir, unix.LOCK_EX)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // no helper made it
-	}
+// killLeftovers kills and removes all groups in a slice of helpers that have ended.
+func killLeftovers(slice string) error {
+	all, err := locked(slice, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = all.Close() }()
-	return sweep(dir)
+	return sweep(slice)
 }
 
 // sweep is killLeftovers in a slice that is locked.
@@ -152,6 +214,37 @@ type group string
 func (g *groups) add() (group, error) {
 	path := filepath.Join(g.dir, strconv.FormatUint(g.last.Add(1), 10))
 	return group(path), os.Mkdir(path, 0o700)
+}
+
+// limit bounds what the processes of the group may use together. What goes beyond its memory is
+// killed whole; swap is no memory more.
+func (g group) limit(e *policy.Entry) error {
+	type setting struct{ file, value string }
+	var all []setting
+	if e.Memory > 0 {
+		all = append(all, setting{"memory.max", strconv.FormatInt(e.Memory, 10)}, setting{"memory.oom.group", "1"}, setting{"memory.swap.max", "0"})
+	}
+	if e.Processes > 0 {
+		all = append(all, setting{"pids.max", strconv.Itoa(e.Processes)})
+	}
+	for _, s := range all {
+		err := os.WriteFile(filepath.Join(string(g), s.file), []byte(s.value), 0)
+		if err != nil && !(s.file == "memory.swap.max" && errors.Is(err, fs.ErrNotExist)) { // a kernel without swap
+			return fmt.Errorf("limit the job: %w", err)
+		}
+	}
+	return nil
+}
+
+// outOfMemory reports whether the group was killed for its limit of memory.
+func (g group) outOfMemory() bool {
+	b, _ := os.ReadFile(filepath.Join(string(g), "memory.events"))
+	for line := range strings.Lines(string(b)) {
+		if n, ok := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); ok {
+			return n != "0"
+		}
+	}
+	return false
 }
 
 const (

@@ -5,6 +5,7 @@
 package run
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,22 +18,26 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/privilege"
-	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/run/image"
 	"github.com/fairlead/fairlead/internal/run/policy"
 )
 
 // setup is what the helper reads from its stdin.
 type setup struct {
-	Policy policy.Policy
+	Policy      policy.Policy
+	Slice       string   // the directory of its cgroups
+	Controllers []string // that limits need
 }
 
-// order is a message of the agent to the helper: a program to run, or to a job's socket, a
+// order is a message of the server to the helper: a program to run, or to a job's socket, a
 // signal for it or that its input is whole.
 type order struct {
 	Request
@@ -42,21 +47,22 @@ type order struct {
 
 // report is a message of the helper.
 type report struct {
-	Error string `json:"error,omitempty"` // why there is no job
+	Error string `json:"error,omitempty"` // why there is no job, for the log
+	Other bool   `json:"other,omitempty"` // it is that the file is another program than the policy's
 	Pid   int    `json:"pid,omitempty"`
 	Exit  *Exit  `json:"exit,omitempty"` // the last of a job
 }
 
-// helperFD is the helper's socket to the agent.
+// helperFD is the helper's socket to the server.
 const helperFD = 3
 
-// helper starts programs for the agent, as their users.
+// helper starts programs for the server, as their users.
 type helper struct {
 	policy policy.Policy
 	groups *groups
 }
 
-// Help is the helper's process. It returns when the agent has gone, and all jobs with it.
+// Help is the helper's process. It returns when the server has gone, and all jobs with it.
 func Help(stdin io.Reader) error {
 	conn, err := connOf(helperFD)
 	if err != nil {
@@ -65,9 +71,9 @@ func Help(stdin io.Reader) error {
 	defer func() { _ = conn.Close() }()
 	h, err := newHelper(stdin)
 	if err != nil {
-		return errors.Join(err, ask.Send(conn, report{Error: err.Error()}))
+		return errors.Join(err, peer.Send(conn, report{Error: err.Error()}))
 	}
-	if err := ask.Send(conn, report{}); err != nil {
+	if err := peer.Send(conn, report{}); err != nil {
 		return err
 	}
 	return h.serve(conn)
@@ -78,32 +84,31 @@ func newHelper(stdin io.Reader) (*helper, error) {
 	if err := json.NewDecoder(stdin).Decode(&s); err != nil {
 		return nil, fmt.Errorf("read the policy: %w", err)
 	}
-	// No program gets what whoever started the agent left open.
+	// No program gets what whoever started the server left open.
 	if err := unix.CloseRange(helperFD+1, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("close_range: %w: it needs Linux 5.11", err)
 	}
-	// To make a directory in the root of cgroups, which is mode 0555, takes CAP_DAC_OVERRIDE.
-	g, err := newGroups()
+	g, err := newGroups(s.Slice, s.Controllers)
 	if err != nil {
 		return nil, err
 	}
 	return &helper{policy: s.Policy, groups: g}, privilege.Limit(privilege.Runner())
 }
 
-// serve starts a job for each order until the agent has gone, and ends all.
+// serve starts a job for each order until the server has gone, and ends all.
 func (h *helper) serve(conn *net.UnixConn) error {
 	defer func() { _ = remove(h.groups.dir) }()
 	var jobs sync.WaitGroup
 	defer jobs.Wait()
 	for {
 		var o order
-		got, err := ask.ReceiveLong(conn, &o)
-		if errors.Is(err, ask.ErrMalformed) || err == nil && len(got.FDs) != o.descriptors() {
+		got, err := peer.ReceiveLong(conn, &o)
+		if errors.Is(err, peer.ErrMalformed) || err == nil && len(got.FDs) != o.descriptors() {
 			got.Close()
-			continue // the job's socket is closed, by which the agent knows
+			continue // the job's socket is closed, by which the server knows
 		}
 		if err != nil {
-			return nil // the agent has gone, and its ends of the jobs' sockets
+			return nil // the server has gone, and its ends of the jobs' sockets
 		}
 		jobs.Go(func() { h.job(o.Request, &got) })
 	}
@@ -119,7 +124,7 @@ func (o *order) descriptors() int {
 }
 
 // job runs a program and reports its end. It is killed if its socket is closed first.
-func (h *helper) job(q Request, got *ask.Packet) {
+func (h *helper) job(q Request, got *peer.Packet) {
 	streams, conn, err := open(got)
 	if err != nil {
 		return
@@ -127,13 +132,13 @@ func (h *helper) job(q Request, got *ask.Packet) {
 	defer func() { _ = conn.Close() }()
 	p, err := h.prepare(q, streams)
 	if err != nil {
-		_ = ask.Send(conn, report{Error: err.Error()})
+		_ = refuse(conn, err)
 		return
 	}
 	defer func() { _, _ = p.streams.Close(), p.held.Close() }()
 	g, err := h.groups.add()
 	if err != nil {
-		_ = ask.Send(conn, report{Error: err.Error()})
+		_ = refuse(conn, err)
 		return
 	}
 	defer func() { _ = g.end() }()
@@ -148,14 +153,40 @@ func (h *helper) job(q Request, got *ask.Packet) {
 		_ = p.streams.Close()
 	}
 	if err != nil {
-		_ = ask.Send(conn, report{Error: err.Error()})
+		_ = refuse(conn, err)
 		return
 	}
 	a.begun(cmd.Process)
 	_ = p.report(conn, cmd.Process.Pid)
-	_ = cmd.Wait()
+	exit := p.wait(cmd, g)
 	_ = g.end() // what it started ends with it
-	_ = ask.Send(conn, report{Exit: exitOf(cmd.ProcessState)})
+	_ = peer.Send(conn, report{Exit: exit})
+}
+
+// refuse reports why there is no job.
+func refuse(conn *net.UnixConn, err error) error {
+	return peer.Send(conn, report{Error: err.Error(), Other: errors.Is(err, image.ErrSum)})
+}
+
+// wait waits for the end of a program, or of its time.
+func (p *prepared) wait(cmd *exec.Cmd, g group) *Exit {
+	var over atomic.Bool
+	if p.entry.Time > 0 {
+		defer time.AfterFunc(p.entry.Time, func() {
+			over.Store(true)
+			_ = g.kill()
+		}).Stop()
+	}
+	_ = cmd.Wait()
+	exit := exitOf(cmd.ProcessState)
+	switch {
+	case exit.Signal != unix.SIGKILL:
+	case over.Load():
+		exit.Limit = LimitTime
+	case p.entry.Memory > 0 && g.outOfMemory():
+		exit.Limit = LimitMemory
+	}
+	return exit
 }
 
 // attendant sends signals to a job and closes its input, and kills it when its socket is closed.
@@ -182,7 +213,7 @@ func (a *attendant) begun(p *os.Process) {
 func (a *attendant) attend() {
 	for {
 		var o order
-		got, err := ask.Receive(a.conn, &o)
+		got, err := peer.Receive(a.conn, &o)
 		got.Close()
 		switch {
 		case err != nil:
@@ -221,7 +252,7 @@ type prepared struct {
 
 	streams files // stdin, stdout, stderr
 	// held is open until the input is whole or the job is dead: the other end of stdin, or
-	// both of a terminal, the master first. Where the agent goes first, the job must not
+	// both of a terminal, the master first. Where the server goes first, the job must not
 	// take what it got for all, and a job that closes its terminal can open it again.
 	held files
 }
@@ -234,7 +265,7 @@ func (f files) Close() error {
 	return nil
 }
 
-// prepare prepares a request, whatever the agent allowed, only if the policy allows it. It owns
+// prepare prepares a request, whatever the server allowed, only if the policy allows it. It owns
 // the files that came with the order.
 func (h *helper) prepare(q Request, got files) (*prepared, error) {
 	p, err := h.allowed(q)
@@ -266,13 +297,16 @@ func (h *helper) allowed(q Request) (*prepared, error) {
 // report reports that the program runs, with the master of its terminal.
 func (p *prepared) report(conn *net.UnixConn, pid int) error {
 	if p.TTY == nil {
-		return ask.Send(conn, report{Pid: pid})
+		return peer.Send(conn, report{Pid: pid})
 	}
-	return ask.Control(p.held[0], func(master int) error { return ask.Send(conn, report{Pid: pid}, master) })
+	return peer.Control(p.held[0], func(master int) error { return peer.Send(conn, report{Pid: pid}, master) })
 }
 
 // start starts the program.
 func (p *prepared) start(g group) (*exec.Cmd, error) {
+	if err := g.limit(p.entry); err != nil {
+		return nil, err
+	}
 	sealed, err := image.Seal(p.entry.Path, p.entry.SHA256)
 	if err != nil {
 		return nil, err
@@ -287,7 +321,7 @@ func (p *prepared) start(g group) (*exec.Cmd, error) {
 	cmd := &exec.Cmd{
 		Args: append([]string{e.Path}, p.Args...),
 		Env:  slices.Concat(environment(p.user), p.TTY.environment(), p.Env),
-		Dir:  e.Directory, Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2],
+		Dir:  cmp.Or(e.Directory, "/"), Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2],
 		// The terminal is its stdin, 0.
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Setctty: p.TTY != nil, UseCgroupFD: true, CgroupFD: int(dir.Fd())},
 	}
@@ -309,7 +343,7 @@ func (p *prepared) start(g group) (*exec.Cmd, error) {
 }
 
 // startWithoutKeys starts a program with a session keyring of its own (keyrings(7)): that of
-// whoever started the agent, such as root's with its Kerberos tickets, would be inherited, and
+// whoever started the server, such as root's with its Kerberos tickets, would be inherited, and
 // a process may read the keys in its session's, whoever it is.
 func startWithoutKeys(cmd *exec.Cmd) error {
 	return onOwnThread(func() error { // keyrings are a thread's
@@ -324,7 +358,7 @@ func startWithoutKeys(cmd *exec.Cmd) error {
 	})
 }
 
-// environment is what each program has; nothing of the agent's is in it.
+// environment is what each program has; nothing of the server's is in it.
 func environment(u *user.User) []string {
 	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + u.HomeDir, "USER=" + u.Username, "LOGNAME=" + u.Username}
 }
@@ -365,7 +399,7 @@ func exitOf(s *os.ProcessState) *Exit {
 }
 
 // open takes the descriptors of an order.
-func open(got *ask.Packet) (streams files, conn *net.UnixConn, err error) {
+func open(got *peer.Packet) (streams files, conn *net.UnixConn, err error) {
 	last := len(got.FDs) - 1
 	conn, err = connOf(got.FDs[last])
 	for _, fd := range got.FDs[:last] {

@@ -45,6 +45,13 @@ func TestMain(m *testing.M) {
 	case "agent":
 		fmt.Println(playAgent(args))
 		os.Exit(1)
+	case "limited":
+		if err := playLimited(args); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	case "delegate":
+		fmt.Println(playDelegate(args))
 	}
 }
 
@@ -176,6 +183,22 @@ var jobs = map[string]func(args []string) int{
 		}
 		fmt.Println("started")
 		time.Sleep(time.Hour)
+		return 0
+	},
+	"hog": func([]string) int { // 256 MiB
+		b := make([]byte, 256<<20)
+		for i := 0; i < len(b); i += 1 << 12 {
+			b[i] = 1
+		}
+		return btoi(b[0] == 0)
+	},
+	"many": func([]string) int { // a hundred processes
+		for range 100 {
+			cmd := exec.Command("/proc/self/exe", jobArgument, "sleep")
+			if err := cmd.Start(); err != nil {
+				return 6
+			}
+		}
 		return 0
 	},
 	"sleep": func([]string) int {

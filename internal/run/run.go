@@ -2,10 +2,10 @@
 
 //go:build linux
 
-// Package run has a program of the guest run for a container that has only the publish
-// socket. Three processes share the work: the client in the container; the agent, which
-// knows the container and decides; and a helper that the agent starts before it drops its
-// capabilities, which alone can become another user and checks the program again.
+// Package run has programs of the guest run for its containers and users. Three processes share
+// the work: the client; the server, which knows who asks and decides; and a helper that the
+// server starts before it drops its capabilities, which alone can become another user and
+// checks the program again.
 package run
 
 import (
@@ -17,22 +17,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/run/policy"
 )
 
-// HelperCommand is the command of fairlead that calls Help.
-const HelperCommand = "run-helper"
+// DefaultSocket is the path of the socket in the guest, and where a container mounts it.
+const DefaultSocket = "/run/fairlead-run/run.sock"
 
 // Request is what a client wants.
 type Request struct {
 	Name string   `json:"name"` // of an entry of the policy
 	Args []string `json:"args,omitempty"`
 	Env  []string `json:"env,omitempty"` // "KEY=VALUE"
-
-	// Host asks for a program of the host. An agent whose first message does not have HostRuns
-	// would ignore it.
-	Host bool `json:"host,omitempty"`
 
 	// TTY, unless it is nil, has the program get a terminal instead of three streams.
 	TTY *Terminal `json:"tty,omitempty"`
@@ -54,10 +50,24 @@ func (q *Request) allowedBy(e *policy.Entry) error {
 type Exit struct {
 	Code   int         `json:"code"`
 	Signal unix.Signal `json:"signal,omitempty"` // that killed it, else 0
+	Limit  Limit       `json:"limit,omitempty"`  // for which it was killed
 }
 
+// Limit is one of an entry's.
+type Limit string
+
+// The limits beyond which a program is killed. More processes are only refused to it.
+const (
+	LimitMemory Limit = "memory"
+	LimitTime   Limit = "time"
+)
+
+// String describes the end to people.
 func (e Exit) String() string {
-	if e.Signal != 0 {
+	switch {
+	case e.Limit != "":
+		return fmt.Sprintf("%s for its limit of %s", unix.SignalName(e.Signal), e.Limit)
+	case e.Signal != 0:
 		return unix.SignalName(e.Signal)
 	}
 	return fmt.Sprintf("exit %d", e.Code)
@@ -69,20 +79,16 @@ type first struct {
 	Run   Request `json:"run"`
 }
 
-// reply is a message of the agent before the program runs, and a refusal at any time.
+// reply is a message of the server before the program runs, and a refusal at any time.
 type reply struct {
-	Version  int          `json:"version,omitempty"`
-	Nonce    string       `json:"nonce,omitempty"`
-	TTY      bool         `json:"tty,omitempty"`      // in the first message: programs can have a terminal
-	HostRuns bool         `json:"hostRuns,omitempty"` // in the first message: Request.Host is known
-	Granted  bool         `json:"granted,omitempty"`
-	Error    *ask.Refusal `json:"error,omitempty"`
+	peer.Hello
+	Granted bool `json:"granted,omitempty"`
 }
 
 // kind is what a frame has, its first byte.
 type kind byte
 
-// The client sends the first four, the agent the others.
+// The client sends the first four, the server the others.
 const (
 	frameStdin    kind = 'i' // at most window bytes that are not taken
 	frameStdinEnd kind = 'e' // not with a terminal, of which the input has no end
@@ -130,18 +136,18 @@ func (f *frames) sendJSON(k kind, v any) error {
 // receive returns the next frame. Its content is valid until the next call with the
 // buffer, which has room for a frame.
 func (f *frames) receive(buf, oob []byte) (kind, []byte, error) {
-	n, p, err := ask.Read(f.conn, buf, oob)
+	n, p, err := peer.Read(f.conn, buf, oob)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer p.Close() // the kernel would close them, which can block
 	switch {
 	case len(p.FDs) > 0 || p.Lost:
-		return 0, nil, fmt.Errorf("%w: descriptors", ask.ErrMalformed)
+		return 0, nil, fmt.Errorf("%w: descriptors", peer.ErrMalformed)
 	case f.sender != 0 && (p.Sender == nil || p.Sender.Pid != f.sender):
 		return 0, nil, errSender
 	case n == len(buf):
-		return 0, nil, fmt.Errorf("%w: too long", ask.ErrMalformed)
+		return 0, nil, fmt.Errorf("%w: too long", peer.ErrMalformed)
 	}
 	return kind(buf[0]), buf[1:n], nil
 }

@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,8 +29,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/publish/ask"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/run/image"
 	"github.com/fairlead/fairlead/internal/run/policy"
@@ -48,25 +47,8 @@ type rig struct {
 	program string // a copy of the test binary
 	entries policy.Policy
 	log     lines
+	ended   chan error // the helper
 	stop    func()
-}
-
-// lines is a log.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // program copies the test binary to where root can read it, and returns its sum.
@@ -135,16 +117,29 @@ func (r *rig) start() {
 		r.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.server.Serve(ctx) }()
+	r.ended = make(chan error, 1)
+	go func() { r.ended <- r.server.starter.wait(ctx) }()
 	r.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := wait.For(r.t, "the helper to end", done); err != nil {
+		if err := wait.For(r.t, "the helper to end", r.ended); err != nil {
 			r.t.Error(err)
 		}
 		r.noneLeft()
 	})
-	r.t.Cleanup(r.stop)
+	r.t.Cleanup(func() { r.stop() })
+}
+
+// killHelper kills the helper, by which the server ends.
+func (r *rig) killHelper() {
+	r.t.Helper()
+	if err := r.server.starter.process.Kill(); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := wait.For(r.t, "the server's end", r.ended); err == nil || !strings.Contains(err.Error(), "the helper has ended") {
+		r.t.Errorf("the server ended with %v", err)
+	}
+	r.noneLeft()
+	r.stop = func() {}
 }
 
 // noneLeft waits until no job of the helper has a cgroup.
@@ -153,11 +148,11 @@ func (r *rig) noneLeft() { noneLeft(r.t, r.server.starter.process.Pid) }
 // groupsOf returns the directories of a helper's jobs.
 func groupsOf(t testing.TB, helper int) []string {
 	t.Helper()
-	dir, err := sliceDir()
+	own, err := ownGroup()
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := filepath.Glob(filepath.Join(dir, strconv.Itoa(helper)+".*", "*", killFile))
+	all, err := filepath.Glob(filepath.Join(own, slice, strconv.Itoa(helper)+".*", "*", killFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,33 +194,39 @@ func script(t testing.TB, sum *string) string {
 	return path
 }
 
-// serve does what the publish socket's server does.
-func serve(ctx context.Context, s *Server, conn *net.UnixConn, of ask.Client) {
-	defer ask.CloseClient(conn)
-	_ = ask.Control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
+// serve does what Server.serve does, for a client that was identified.
+func serve(ctx context.Context, s *Server, conn *net.UnixConn, of peer.Client) {
+	defer peer.CloseClient(conn)
+	_ = peer.Control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
 	stop := context.AfterFunc(ctx, func() { _ = conn.CloseRead() })
 	defer stop()
-	_ = ask.Send(conn, reply{Version: ask.Version, Nonce: "n", TTY: true})
-	var q struct{ Run json.RawMessage }
-	if _, err := ask.Receive(conn, &q); err != nil {
-		return
-	}
+	_ = peer.Send(conn, peer.Hello{Version: peer.Version, Nonce: "n"})
+	var q first
+	_, err := peer.Receive(conn, &q)
 	_ = conn.SetDeadline(time.Now()) // that of the request has passed when a large program was copied
-	var r *ask.Refusal
-	if errors.As(s.Run(ctx, conn, of, q.Run), &r) {
+	switch {
+	case errors.Is(err, peer.ErrMalformed):
+		err = peer.Refuse(peer.ReasonRequest, "%v", err)
+	case err == nil:
+		if err = s.allowed(of, q.Run); err == nil {
+			err = s.run(ctx, conn, of, q.Run)
+		}
+	}
+	var r *peer.Refusal
+	if errors.As(err, &r) {
 		_ = conn.SetWriteDeadline(time.Time{})
-		_ = ask.Send(conn, reply{Error: r})
+		_ = peer.Send(conn, peer.Hello{Error: r})
 	}
 }
 
 // connect returns a client's connection, which is served.
 func (r *rig) connect(ctx context.Context, container port.Owner) (*net.UnixConn, <-chan struct{}) {
 	r.t.Helper()
-	return r.connectAs(ctx, ask.Client{Container: container, PID: int32(os.Getpid())})
+	return r.connectAs(ctx, peer.Client{Container: container, PID: int32(os.Getpid())})
 }
 
 // connectAs is connect for any client.
-func (r *rig) connectAs(ctx context.Context, of ask.Client) (*net.UnixConn, <-chan struct{}) {
+func (r *rig) connectAs(ctx context.Context, of peer.Client) (*net.UnixConn, <-chan struct{}) {
 	r.t.Helper()
 	conn, f, err := pair()
 	if err != nil {
@@ -337,30 +338,38 @@ func TestRefused(t *testing.T) {
 	for _, c := range []struct {
 		of     port.Owner
 		q      Request
-		reason ask.Reason
+		reason peer.Reason
 		want   string
 	}{
-		{port.Owner{Kind: port.OwnerContainer, Name: "other"}, role("sleep"), ask.ReasonPolicy, `lets container "other" run "sleep"`},
-		{web, role("nothing"), ask.ReasonPolicy, `run "nothing"`},
-		{web, Request{}, ask.ReasonPolicy, `run ""`},
-		{web, Request{Name: "sleep"}, ask.ReasonPolicy, "0 arguments, want 2"},
-		{web, role("patterns", "b"), ask.ReasonPolicy, "argument 3"},
-		{web, role("patterns", "ab\n"), ask.ReasonPolicy, "argument 3"},
-		{web, role("patterns", "ab\x00"), ask.ReasonPolicy, "argument 3"},
-		{web, Request{Name: "sleep", Args: role("sleep").Args, Env: []string{"LD_PRELOAD=/x"}}, ask.ReasonPolicy, "LD_PRELOAD"},
-		{web, Request{Name: "bad0", Args: role("sleep").Args}, ask.ReasonProgram, "SHA-256"},
-		{web, Request{Name: "bad1", Args: role("sleep").Args}, ask.ReasonProgram, "is root"},
-		{web, Request{Name: "bad2", Args: role("sleep").Args}, ask.ReasonProgram, "unknown user"},
-		{web, Request{Name: "bad3", Args: role("sleep").Args}, ask.ReasonProgram, "no such file"},
-		{web, Request{Name: "bad4", Args: role("sleep").Args}, ask.ReasonProgram, "no such file"},
-		{web, Request{Name: "bad5", Args: role("sleep").Args}, ask.ReasonProgram, "no file that can be executed"},
-		{web, Request{Name: "bad6", Args: role("sleep").Args}, ask.ReasonProgram, "no program of this system"},
+		{port.Owner{Kind: port.OwnerContainer, Name: "other"}, role("sleep"), peer.ReasonPolicy, `lets container "other" run "sleep"`},
+		{web, role("nothing"), peer.ReasonPolicy, `run "nothing"`},
+		{web, Request{}, peer.ReasonPolicy, `run ""`},
+		{web, Request{Name: "sleep"}, peer.ReasonPolicy, "0 arguments, want 2"},
+		{web, role("patterns", "b"), peer.ReasonPolicy, "argument 3"},
+		{web, role("patterns", "ab\n"), peer.ReasonPolicy, "argument 3"},
+		{web, role("patterns", "ab\x00"), peer.ReasonPolicy, "argument 3"},
+		{web, Request{Name: "sleep", Args: role("sleep").Args, Env: []string{"LD_PRELOAD=/x"}}, peer.ReasonPolicy, "LD_PRELOAD"},
+		{web, Request{Name: "bad0", Args: role("sleep").Args}, peer.ReasonProgram, "SHA-256"},
+		{web, Request{Name: "bad1", Args: role("sleep").Args}, peer.ReasonProgram, "cannot be started"}, // is root
+		{web, Request{Name: "bad2", Args: role("sleep").Args}, peer.ReasonProgram, "cannot be started"}, // unknown user
+		{web, Request{Name: "bad3", Args: role("sleep").Args}, peer.ReasonProgram, "cannot be started"}, // no such file
+		{web, Request{Name: "bad4", Args: role("sleep").Args}, peer.ReasonProgram, "cannot be started"}, // no such file
+		{web, Request{Name: "bad5", Args: role("sleep").Args}, peer.ReasonProgram, "cannot be started"}, // no file that can be executed
+		{web, Request{Name: "bad6", Args: role("sleep").Args}, peer.ReasonProgram, "cannot be started"}, // no program of this system
 	} {
 		conn, _ := r.connect(context.Background(), c.of)
 		_, err := do(conn, c.q, Streams{Stdout: io.Discard, Stderr: io.Discard})
-		var got *ask.Refusal
+		var got *peer.Refusal
 		if !errors.As(err, &got) || got.Reason != c.reason || !strings.Contains(got.Message, c.want) {
 			t.Errorf("%+v: %v, want %s: … %s", c.q, err, c.reason, c.want)
+		}
+		if err != nil && strings.Contains(err.Error(), "/") {
+			t.Errorf("%+v: the client is told a path of the guest: %v", c.q, err)
+		}
+	}
+	for _, why := range []string{"is root", "unknown user", "no such file", "/dev/zero is no file that can be executed", "is no program of this system"} {
+		if !strings.Contains(r.log.String(), why) {
+			t.Errorf("the log does not say that %s:\n%s", why, r.log.String())
 		}
 	}
 	r.noneLeft()
@@ -459,12 +468,8 @@ func TestBothOutputs(t *testing.T) {
 
 // A user of the guest could hold a lock of a directory that it can open, for ever.
 func TestSliceIsPrivate(t *testing.T) {
-	newRig(t)
-	dir, err := sliceDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
+	r := newRig(t)
+	if st, err := os.Stat(r.server.starter.slice); err != nil || st.Mode().Perm() != 0o700 {
 		t.Errorf("%v, %v", st.Mode(), err)
 	}
 }
@@ -488,13 +493,13 @@ func TestClientDoesNotRead(t *testing.T) {
 func begin(t testing.TB, conn *net.UnixConn, q Request) {
 	t.Helper()
 	var hello, granted reply
-	if _, err := ask.Receive(conn, &hello); err != nil {
+	if _, err := peer.Receive(conn, &hello); err != nil {
 		t.Fatal(err)
 	}
-	if err := ask.Send(conn, first{Nonce: hello.Nonce, Run: q}); err != nil {
+	if err := peer.Send(conn, first{Nonce: hello.Nonce, Run: q}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ask.Receive(conn, &granted); err != nil || !granted.Granted {
+	if _, err := peer.Receive(conn, &granted); err != nil || !granted.Granted {
 		t.Fatal(granted, err)
 	}
 }
@@ -551,11 +556,7 @@ func TestHelperThatDoesNotEnd(t *testing.T) {
 // when the agent waits no longer.
 func TestStoppedBeforeItBegins(t *testing.T) {
 	r := newRig(t)
-	dir, err := sliceDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dirs, err := filepath.Glob(filepath.Join(dir, strconv.Itoa(r.server.starter.process.Pid)+".*"))
+	dirs, err := filepath.Glob(filepath.Join(r.server.starter.slice, strconv.Itoa(r.server.starter.process.Pid)+".*"))
 	if err != nil || len(dirs) != 1 {
 		t.Fatal(dirs, err)
 	}
@@ -623,14 +624,14 @@ func TestMisbehavingClients(t *testing.T) {
 // Another process that was given the connection cannot use it.
 func TestOtherSender(t *testing.T) {
 	r := newRig(t)
-	conn, done := r.connectAs(context.Background(), ask.Client{Container: web, PID: 1})
+	conn, done := r.connectAs(context.Background(), peer.Client{Container: web, PID: 1})
 	begin(t, conn, role("cat"))
 	f := frames{conn: conn}
 	if err := f.send(frameStdin, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	wait.For(t, "the session to end", done)
-	if k, b, err := f.receive(newBuffer(), ask.NewControl()); err == nil && k != frameExit {
+	if k, b, err := f.receive(newBuffer(), peer.NewControl()); err == nil && k != frameExit {
 		t.Errorf("the job got its input: %c %q", k, b)
 	}
 	r.noneLeft()
@@ -710,20 +711,14 @@ func TestAgentStops(t *testing.T) {
 	r.stop()
 }
 
-// If the helper is killed, its jobs are, and later requests are refused.
+// If the helper is killed, its jobs are, and the server ends.
 func TestHelperKilled(t *testing.T) {
 	r := newRig(t)
 	conn, done := r.connect(context.Background(), web)
 	begin(t, conn, role("forksleep"))
 	populated(t, r.server.starter.process.Pid)
-	if err := r.server.starter.process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	r.killHelper()
 	wait.For(t, "the session to end", done)
-	r.noneLeft()
-	if _, err := r.run(role("args"), Streams{Stdout: io.Discard, Stderr: io.Discard}); err == nil || !strings.Contains(err.Error(), "the helper has ended") {
-		t.Errorf("afterwards: %v", err)
-	}
 }
 
 // public is a directory for the files of programs.
@@ -753,7 +748,7 @@ func TestLostInputIsNoEnd(t *testing.T) {
 		path := filepath.Join(dir, strconv.Itoa(i))
 		begin(t, conn, role("commit", path))
 		f := frames{conn: conn}
-		if k, b, err := f.receive(newBuffer(), ask.NewControl()); err != nil || k != frameStdout {
+		if k, b, err := f.receive(newBuffer(), peer.NewControl()); err != nil || k != frameStdout {
 			t.Fatalf("%q, %q, %v", k, b, err)
 		}
 		if err := f.send(frameStdin, []byte("a part")); err != nil {

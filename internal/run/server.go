@@ -12,94 +12,145 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/run/policy"
 )
 
-// Server runs programs for the clients that the publish socket identified.
+// Server runs programs for the clients of a socket.
 type Server struct {
-	opt    Options
-	rights atomic.Pointer[rights]
-	jobs   atomic.Int32
-	// starter is nil before Start and if that failed, for which failed is the reason.
-	starter *starter
-	failed  error
+	opt     Options
+	allow   policy.Policy // of the start, without what cannot be limited
+	policy  atomic.Pointer[policy.Policy]
+	peers   *peer.Server
+	starter *starter // nil before Start
+	jobs    atomic.Int32
 }
-
-// rights are what clients may have run now.
-type rights struct{ here, host policy.Policy }
 
 // Options configure a Server. All are required.
 type Options struct {
+	Socket string        // path
 	Policy policy.Policy // at first, and the helper's for good; see SetPolicy
-	Jobs   int           // at the same time, of all containers together
-	Helper []string      // command line of a process that calls Help
-	ToHost ToHost        // programs of the host; without a policy none is asked for
-	Logger *slog.Logger
+	Jobs   int           // at the same time, of all clients together
+	Limits peer.Limits   // of each client
+	// Container returns the container of a process by its cgroups. It fails closed.
+	Container func(ctx context.Context, cgroups []string) (port.Owner, error)
+	Helper    []string // command line of a process that calls Help
+	Logger    *slog.Logger
 }
+
+// The connections in a second, whoever makes them, and those at once: the agent is asked about
+// each.
+const (
+	arrivalRate  = 100
+	arrivalBurst = 20
+)
 
 // New returns a server, which runs nothing before Start.
 func New(o Options) *Server {
-	s := &Server{opt: o}
-	s.SetPolicy(o.Policy, o.ToHost.Policy)
+	s := &Server{opt: o, allow: o.Policy}
+	s.peers = peer.NewServer(peer.Options{
+		Socket: o.Socket, Limits: o.Limits, Container: o.Container, Guests: true,
+		Admit: s.admit, Serve: s.serve, Arrivals: rate.NewLimiter(arrivalRate, arrivalBurst), Logger: o.Logger,
+	})
+	s.policy.Store(&o.Policy)
 	return s
 }
 
-// SetPolicy has requests decided by here, and those for programs of the host by host, from
-// now on. The programs of here are those of Options.Policy.
-func (s *Server) SetPolicy(here, host policy.Policy) { s.rights.Store(&rights{here, host}) }
+// SetPolicy has requests decided by p from now on, but for programs that are not those of the
+// start. It returns how many entries wait for a restart. Programs that their clients may not
+// have run any more are killed within seconds.
+func (s *Server) SetPolicy(p policy.Policy) (waiting int) {
+	kept := s.allow.Kept(p)
+	s.policy.Store(&kept)
+	return len(p) - len(kept)
+}
 
-// Start starts the helper, with the capabilities that the process has now. If it fails,
-// all requests are refused with the error. It comes before Serve and Run.
+// Start starts the helper, with the capabilities that the process has now. It comes before Run.
+// Entries with limits that cannot be had here are refused.
 func (s *Server) Start() error {
-	if len(s.opt.Policy) == 0 && len(s.opt.ToHost.Policy) > 0 {
-		s.failed = errors.New("run.allow has no entry")
-		return nil // all run on the host
+	var controllers []string
+	for i := range s.opt.Policy {
+		for _, c := range s.opt.Policy[i].Controllers() {
+			if !slices.Contains(controllers, c) {
+				controllers = append(controllers, c)
+			}
+		}
 	}
-	s.starter, s.failed = startHelper(s.opt)
-	return s.failed
-}
-
-// Serve waits until ctx ends, and ends the helper and all programs.
-func (s *Server) Serve(ctx context.Context) error {
-	if s.starter == nil {
-		<-ctx.Done()
-		return nil
-	}
-	return s.starter.wait(ctx)
-}
-
-// Names reports whether the client may have any program run.
-func (s *Server) Names(of ask.Client) bool {
-	r := s.rights.Load()
-	if of.Guest {
-		return r.here.NamesUser(of.UID) || r.host.NamesUser(of.UID)
-	}
-	return r.here.Names(of.Container) || r.host.Names(of.Container)
-}
-
-// Run runs the program that a client asks for until it has ended, the client has gone, or
-// ctx ends. The error is nil or a reason for the client.
-func (s *Server) Run(ctx context.Context, conn *net.UnixConn, of ask.Client, request json.RawMessage) error {
-	var q Request
-	if err := json.Unmarshal(request, &q); err != nil {
-		return ask.Refuse(ask.ReasonRequest, "run: %v", err)
-	}
-	if err := s.allowed(of, q); err != nil {
+	slice, missing, err := prepareSlice(controllers)
+	if err != nil {
 		return err
 	}
-	if !q.Host && s.starter == nil {
-		return ask.Refuse(ask.ReasonProgram, "programs cannot be run: %v", s.failed)
+	s.allow = slices.DeleteFunc(slices.Clone(s.opt.Policy), func(e policy.Entry) bool {
+		for _, c := range e.Controllers() {
+			if err := missing[c]; err != nil {
+				s.opt.Logger.Error("entry refused: its program cannot be limited", "name", e.Name, "err", err)
+				return true
+			}
+		}
+		return false
+	})
+	s.SetPolicy(s.allow)
+	controllers = slices.DeleteFunc(controllers, func(c string) bool { return missing[c] != nil })
+	s.starter, err = startHelper(s.opt.Helper, setup{Policy: s.allow, Slice: slice, Controllers: controllers})
+	return err
+}
+
+// Run serves until ctx ends, and ends the helper and all programs. That the helper ends before
+// is an error.
+func (s *Server) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.starter.wait(ctx) })
+	g.Go(func() error {
+		err := s.peers.Run(ctx, func() { s.opt.Logger.Info("serving", "socket", s.opt.Socket, "entries", len(s.allow)) },
+			func(err error) { s.opt.Logger.Error("no socket", "socket", s.opt.Socket, "err", err) })
+		if errors.Is(err, context.Canceled) {
+			return nil
+		}
+		return err
+	})
+	return g.Wait()
+}
+
+// admit returns why a client may have no program run at all.
+func (s *Server) admit(of peer.Client) error {
+	p := *s.policy.Load()
+	if of.Guest && p.NamesUser(of.UID) || !of.Guest && p.Names(of.Container) {
+		return nil
 	}
+	return peer.Refuse(peer.ReasonPolicy, "no entry matches %s", of)
+}
+
+// serve serves the request of one client, until its program has ended.
+func (s *Server) serve(ctx context.Context, c *peer.Conn) error {
+	var q first
+	got, err := c.Request(ctx, &q, &q.Nonce)
+	got.Close()
+	if err != nil {
+		return err
+	}
+	allowed := func(now peer.Client) error { return s.allowed(now, q.Run) }
+	if err := allowed(c.Client); err != nil {
+		return err
+	}
+	return c.While(ctx, allowed, func() error { return s.run(ctx, c.UnixConn, c.Client, q.Run) })
+}
+
+// run runs the program that a client asks for until it has ended, the client has gone, or
+// ctx ends. The error is nil or a reason for the client, which names no path of the guest.
+func (s *Server) run(ctx context.Context, conn *net.UnixConn, of peer.Client, q Request) error {
 	defer s.jobs.Add(-1)
 	if s.jobs.Add(1) > int32(s.opt.Jobs) {
-		return ask.Refuse(ask.ReasonLimit, "%d programs run already", s.opt.Jobs)
+		return peer.Refuse(peer.ReasonLimit, "%d programs run already", s.opt.Jobs)
 	}
 	log := s.opt.Logger.With("name", q.Name, "args", q.Args)
 	if of.Guest {
@@ -107,18 +158,13 @@ func (s *Server) Run(ctx context.Context, conn *net.UnixConn, of ask.Client, req
 	} else {
 		log = log.With("container", of.Container.Name, "id", of.Container.ID, "pid", of.PID)
 	}
-	if q.Host {
-		return s.runOnHost(ctx, conn, of, q, log)
-	}
-	return s.runHere(ctx, conn, of, q, log)
-}
-
-// runHere runs a program of the guest.
-func (s *Server) runHere(ctx context.Context, conn *net.UnixConn, of ask.Client, q Request, log *slog.Logger) error {
 	j, err := s.starter.start(q)
 	if err != nil {
 		log.Warn("run", "result", "not started", "err", err)
-		return ask.Refuse(ask.ReasonProgram, "%v", err)
+		if failed, ok := errors.AsType[startError](err); ok && failed.other {
+			return peer.Refuse(peer.ReasonProgram, "the SHA-256 of %q is another than its entry's", q.Name)
+		}
+		return peer.Refuse(peer.ReasonProgram, "%q cannot be started: the log of fairlead-run says why", q.Name)
 	}
 	begun := time.Now()
 	c := session{frames: frames{conn: conn, sender: of.PID}, job: j, wake: make(chan struct{}, 1)}
@@ -126,38 +172,20 @@ func (s *Server) runHere(ctx context.Context, conn *net.UnixConn, of ask.Client,
 	log = log.With("job", j.pid, "tty", j.tty, "seconds", time.Since(begun).Seconds(), "clientGone", gone)
 	if err != nil {
 		log.Warn("run", "result", "unknown", "err", err)
-		return ask.Refuse(ask.ReasonProgram, "%v", err)
+		return peer.Refuse(peer.ReasonProgram, "how %q ended is not known: %v", q.Name, err)
 	}
 	log.Info("run", "result", exit.String())
 	return nil
 }
 
-// Allowed returns why the client may not have the program of its request run, nil if it may.
-func (s *Server) Allowed(of ask.Client, request json.RawMessage) error {
-	var q Request
-	if err := json.Unmarshal(request, &q); err != nil {
-		return ask.Refuse(ask.ReasonRequest, "run: %v", err)
-	}
-	return s.allowed(of, q)
-}
-
-func (s *Server) allowed(of ask.Client, q Request) error {
-	r := s.rights.Load()
-	has := func(e *policy.Entry) bool {
-		return e != nil && (of.Guest && e.HasUser(of.UID) || !of.Guest && e.Matches(of.Container))
-	}
-	if q.Host {
-		if !has(r.host.Find(q.Name)) {
-			return ask.Refuse(ask.ReasonPolicy, "no entry of run.host lets %s ask the host for %q", of, q.Name)
-		}
-		return nil
-	}
-	e := r.here.Find(q.Name)
-	if !has(e) {
-		return ask.Refuse(ask.ReasonPolicy, "no entry of run.allow lets %s run %q", of, q.Name)
+// allowed returns why the client may not have its request served, nil if it may.
+func (s *Server) allowed(of peer.Client, q Request) error {
+	e := s.policy.Load().Find(q.Name)
+	if e == nil || of.Guest && !e.HasUser(of.UID) || !of.Guest && !e.Matches(of.Container) {
+		return peer.Refuse(peer.ReasonPolicy, "no entry lets %s run %q", of, q.Name)
 	}
 	if err := q.allowedBy(e); err != nil {
-		return ask.Refuse(ask.ReasonPolicy, "run.allow does not allow %s this for %q: %v", of, q.Name, err)
+		return peer.Refuse(peer.ReasonPolicy, "the entry does not allow %s this for %q: %v", of, q.Name, err)
 	}
 	return nil
 }
@@ -231,7 +259,7 @@ func (c *session) sendReply(r reply) error {
 
 // receiveAll reads what the client sends, until it has gone or sends what it must not.
 func (c *session) receiveAll() {
-	buf, oob := newBuffer(), ask.NewControl()
+	buf, oob := newBuffer(), peer.NewControl()
 	for {
 		k, content, err := c.receive(buf, oob)
 		if err != nil {
@@ -344,7 +372,7 @@ func (c *session) copy(k kind, pipe *os.File) {
 
 // readNow reads what is there, else it returns io.EOF.
 func readNow(pipe *os.File, buf []byte) (n int, err error) {
-	cerr := ask.Control(pipe, func(fd int) error {
+	cerr := peer.Control(pipe, func(fd int) error {
 		n, err = unix.Read(fd, buf)
 		return nil
 	})

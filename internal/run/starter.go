@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -19,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 )
 
 const (
@@ -33,8 +32,7 @@ const (
 
 // starter has programs started by a helper, which keeps the capabilities that takes.
 type starter struct {
-	opt   Options
-	log   *slog.Logger
+	slice string        // the directory of its jobs' cgroups
 	conn  *net.UnixConn // to the helper
 	ended chan struct{} // closed when the helper has ended
 
@@ -42,8 +40,8 @@ type starter struct {
 }
 
 // startHelper starts the helper with the capabilities that the process has now.
-func startHelper(o Options) (*starter, error) {
-	text, err := json.Marshal(setup{Policy: o.Policy})
+func startHelper(command []string, with setup) (*starter, error) {
+	text, err := json.Marshal(with)
 	if err != nil {
 		return nil, err
 	}
@@ -51,16 +49,16 @@ func startHelper(o Options) (*starter, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(o.Helper[0], o.Helper[1:]...)
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(text), os.Stderr, []*os.File{theirs}
-	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the agent
+	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the server
 	err = cmd.Start()
 	_ = theirs.Close()
 	if err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("start the helper: %w", err)
 	}
-	s := &starter{opt: o, log: o.Logger, conn: conn, ended: make(chan struct{}), process: cmd.Process}
+	s := &starter{slice: with.Slice, conn: conn, ended: make(chan struct{}), process: cmd.Process}
 	go func() {
 		defer close(s.ended)
 		_ = cmd.Wait()
@@ -75,13 +73,13 @@ func startHelper(o Options) (*starter, error) {
 func (s *starter) ready() error {
 	_ = s.conn.SetReadDeadline(time.Now().Add(startTimeout))
 	var r report
-	got, err := ask.ReceiveLong(s.conn, &r)
+	got, err := peer.ReceiveLong(s.conn, &r)
 	got.Close()
 	if err == nil && r.Error != "" {
 		err = errors.New(r.Error)
 	}
 	if err != nil {
-		return fmt.Errorf("helper for run.allow: %w", err)
+		return fmt.Errorf("helper: %w", err)
 	}
 	return nil
 }
@@ -96,7 +94,7 @@ func (s *starter) close() error {
 			return errors.Join(err, errors.New("the helper does not end"))
 		}
 	}
-	return errors.Join(err, killLeftovers())
+	return errors.Join(err, killLeftovers(s.slice))
 }
 
 // endsIn reports whether the helper ends in this time.
@@ -109,15 +107,21 @@ func (s *starter) endsIn(d time.Duration) bool {
 	}
 }
 
-// wait waits until ctx ends, and closes s. If the helper ends before, it kills its jobs.
+// wait waits until ctx ends, and closes s. That the helper ends before is an error; its jobs
+// are killed.
 func (s *starter) wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
+		return s.close()
 	case <-s.ended:
-		s.log.Error("run: the helper has ended; its programs are killed, and none is run until the agent is restarted", "err", killLeftovers())
-		<-ctx.Done()
+		return errors.Join(errors.New("the helper has ended; its programs are killed"), s.close())
 	}
-	return s.close()
+}
+
+// startError is why a program was not started.
+type startError struct {
+	error      // for the log: it may name paths of the guest
+	other bool // the file is another program than the policy's
 }
 
 // job is a program that runs.
@@ -141,7 +145,7 @@ func (s *starter) start(q Request) (*job, error) {
 		return nil, err
 	}
 	if err = j.send(s.conn, q, theirs); err != nil {
-		err = fmt.Errorf("the helper has ended: restart the agent: %w", err)
+		err = fmt.Errorf("the helper has ended: %w", err)
 	}
 	closeAll(theirs)
 	if err == nil {
@@ -161,10 +165,10 @@ func (j *job) send(conn *net.UnixConn, q Request, theirs []*os.File) error {
 		fds = append(fds, int(f.Fd()))
 	}
 	if j.tty {
-		return ask.Send(conn, order{Request: q}, fds...)
+		return peer.Send(conn, order{Request: q}, fds...)
 	}
-	return ask.Control(j.stdin, func(fd int) error {
-		return ask.Send(conn, order{Request: q}, append(fds[:3:3], fd, fds[3])...)
+	return peer.Control(j.stdin, func(fd int) error {
+		return peer.Send(conn, order{Request: q}, append(fds[:3:3], fd, fds[3])...)
 	})
 }
 
@@ -211,13 +215,13 @@ func (j *job) pipes() (theirs []*os.File, err error) {
 func (j *job) begun() error {
 	_ = j.conn.SetReadDeadline(time.Now().Add(jobTimeout))
 	var r report
-	got, err := ask.ReceiveLong(j.conn, &r)
+	got, err := peer.ReceiveLong(j.conn, &r)
 	if err != nil {
 		return fmt.Errorf("the helper does not answer: %w", err)
 	}
 	defer got.Close()
 	if r.Error != "" {
-		return errors.New(r.Error)
+		return startError{errors.New(r.Error), r.Other}
 	}
 	if j.tty {
 		if err := j.attach(&got); err != nil {
@@ -230,7 +234,7 @@ func (j *job) begun() error {
 
 // attach takes the master of the terminal that the helper opened. To close stdin must not
 // close stdout, so that both have a descriptor.
-func (j *job) attach(got *ask.Packet) error {
+func (j *job) attach(got *peer.Packet) error {
 	fd, ok := got.Take()
 	if !ok {
 		return errors.New("the helper sent no terminal")
@@ -250,7 +254,7 @@ func (j *job) attach(got *ask.Packet) error {
 // wait returns when the job and all that it started have gone.
 func (j *job) wait() (Exit, error) {
 	var r report
-	got, err := ask.Receive(j.conn, &r)
+	got, err := peer.Receive(j.conn, &r)
 	got.Close()
 	switch {
 	case err != nil:
@@ -263,14 +267,14 @@ func (j *job) wait() (Exit, error) {
 
 // resize sets the size of the terminal.
 func (j *job) resize(s Size) {
-	_ = ask.Control(j.stdin, func(fd int) error { return resize(fd, s) })
+	_ = peer.Control(j.stdin, func(fd int) error { return resize(fd, s) })
 }
 
-func (j *job) signal(s unix.Signal) { _ = ask.Send(j.conn, order{Kill: s}) }
+func (j *job) signal(s unix.Signal) { _ = peer.Send(j.conn, order{Kill: s}) }
 
 // endInput gives the job the end of its input.
 func (j *job) endInput() {
-	_ = ask.Send(j.conn, order{Whole: true})
+	_ = peer.Send(j.conn, order{Whole: true})
 	_ = j.stdin.Close()
 }
 

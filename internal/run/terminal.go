@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 )
 
 // Size is that of a terminal's window, in characters; 0 is not known.
@@ -61,7 +61,7 @@ func openTerminal(as *syscall.Credential, s Size) (master, slave *os.File, err e
 	if err != nil {
 		return nil, nil, fmt.Errorf("open a terminal for user %d: %w", as.Uid, err)
 	}
-	err = errors.Join(requireOwner(slave, as.Uid), ask.Control(slave, func(fd int) error { return resize(fd, s) }))
+	err = errors.Join(requireOwner(slave, as.Uid), peer.Control(slave, func(fd int) error { return resize(fd, s) }))
 	if err != nil {
 		closeAll([]*os.File{master, slave})
 		return nil, nil, fmt.Errorf("prepare a terminal for user %d: %w", as.Uid, err)

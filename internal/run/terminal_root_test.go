@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/cgroup"
-	"github.com/fairlead/fairlead/internal/publish/ask"
+	"github.com/fairlead/fairlead/internal/peer"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
@@ -81,14 +81,14 @@ func sit(t testing.TB) *desk {
 
 func (d *desk) resize(rows, columns uint16) {
 	d.t.Helper()
-	if err := ask.Control(d.slave, func(fd int) error { return resize(fd, Size{rows, columns}) }); err != nil {
+	if err := peer.Control(d.slave, func(fd int) error { return resize(fd, Size{rows, columns}) }); err != nil {
 		d.t.Fatal(err)
 	}
 }
 
 func (d *desk) modes() (m unix.Termios) {
 	d.t.Helper()
-	err := ask.Control(d.slave, func(fd int) error {
+	err := peer.Control(d.slave, func(fd int) error {
 		got, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 		if err == nil {
 			m = *got
@@ -245,7 +245,7 @@ func TestTerminalEnds(t *testing.T) {
 		want string
 	}{
 		{"the program is killed", func(_ *desk, _ *rig, signals chan<- os.Signal) { signals <- syscall.SIGTERM }, Exit{Code: -1, Signal: syscall.SIGTERM}, ""},
-		{"the helper is killed", func(_ *desk, r *rig, _ chan<- os.Signal) { _ = r.server.starter.process.Kill() }, Exit{}, "the helper has gone"},
+		{"the helper is killed", func(_ *desk, r *rig, _ chan<- os.Signal) { r.killHelper() }, Exit{}, "the helper has gone"},
 		{"the agent stops", func(_ *desk, r *rig, _ chan<- os.Signal) { r.stop() }, Exit{}, "the helper has gone"},
 		{"the client cannot write", func(d *desk, _ *rig, _ chan<- os.Signal) { _ = d.screen.Close() }, Exit{}, "file already closed"},
 	} {
@@ -295,7 +295,7 @@ func TestTerminalHangsUp(t *testing.T) {
 func TestTerminalRefused(t *testing.T) {
 	r := newRig(t)
 	for _, c := range []struct{ name, want string }{
-		{"args", `policy: run.allow does not allow container "web" this for "args": a terminal (its entry needs tty: true)`},
+		{"args", `policy: the entry does not allow container "web" this for "args": a terminal (its entry needs tty: true)`},
 		{"bad0", "SHA-256"},
 	} {
 		d := sit(t)
@@ -313,14 +313,14 @@ func TestTerminalRefused(t *testing.T) {
 	} {
 		conn, _ := r.connect(context.Background(), web)
 		var hello, answer reply
-		if _, err := ask.Receive(conn, &hello); err != nil {
+		if _, err := peer.Receive(conn, &hello); err != nil {
 			t.Fatal(err)
 		}
 		request := fmt.Sprintf(`{"nonce":%q,"run":{"name":"cat","args":["job","cat"],"tty":%s}}`, hello.Nonce, c.tty)
 		if _, err := conn.Write([]byte(request)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ask.Receive(conn, &answer); err != nil || answer.Error == nil || string(answer.Error.Reason) != c.reason || !strings.Contains(answer.Error.Message, c.want) {
+		if _, err := peer.Receive(conn, &answer); err != nil || answer.Error == nil || string(answer.Error.Reason) != c.reason || !strings.Contains(answer.Error.Message, c.want) {
 			t.Errorf("%s: %+v, %v; want %s: … %s", c.tty, answer.Error, err, c.reason, c.want)
 		}
 	}
@@ -336,10 +336,10 @@ func TestTerminalSizes(t *testing.T) {
 	q.TTY = &Terminal{}
 	f := frames{conn: conn}
 	var hello reply
-	if _, err := ask.Receive(conn, &hello); err != nil {
+	if _, err := peer.Receive(conn, &hello); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(ask.Send(conn, first{Nonce: hello.Nonce, Run: q}), f.sendJSON(frameSize, Size{1, 2})); err != nil {
+	if err := errors.Join(peer.Send(conn, first{Nonce: hello.Nonce, Run: q}), f.sendJSON(frameSize, Size{1, 2})); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 10000 {
@@ -351,7 +351,7 @@ func TestTerminalSizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for shown, buf := "", newBuffer(); !strings.Contains(shown, "50x132"); {
-		k, b, err := f.receive(buf, ask.NewControl())
+		k, b, err := f.receive(buf, peer.NewControl())
 		if err != nil || k != frameReply && k != frameStdout {
 			t.Fatalf("%c %q, %v, after %q", k, b, err, shown)
 		}
@@ -384,32 +384,6 @@ func TestTerminalMisuse(t *testing.T) {
 		wait.For(t, fmt.Sprintf("the end of the session after %c %q", c.k, c.content), done)
 	}
 	r.noneLeft()
-}
-
-// A client with a terminal does not have an agent that knows none run the program without one.
-func TestTerminalOfOldAgent(t *testing.T) {
-	d := sit(t)
-	theirs, f, err := pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer theirs.Close()
-	conn, err := net.FileConn(f)
-	_ = f.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ask.Send(theirs, reply{Version: ask.Version, Nonce: "n"}); err != nil {
-		t.Fatal(err)
-	}
-	d.client(conn.(*net.UnixConn), role("cat"), nil)
-	if _, err := d.leaves(); err == nil || !strings.Contains(err.Error(), "too old to give programs a terminal") {
-		t.Error(err)
-	}
-	var q first
-	if _, err := ask.Receive(theirs, &q); !errors.Is(err, io.EOF) {
-		t.Errorf("it asked for %+v, %v", q, err)
-	}
 }
 
 // More input than a terminal takes waits, and delays neither a signal nor the end.

@@ -59,6 +59,9 @@ type Options struct {
 	ConfigFile string // from which it was read; empty for none
 	// Tokens are those of the page on TCP. If they are empty, new ones are made.
 	Tokens PageTokens
+	// Container returns the container of a process by its cgroups, and fails closed; nil leaves
+	// /v1/whois out.
+	Container func(cgroups []string) (port.Owner, error)
 	// Trace reports flows; nil leaves /v1/trace out.
 	Trace *trace.Hub
 }
@@ -154,6 +157,9 @@ func (s *Server) routes(mux *http.ServeMux, control bool) {
 	}
 	if s.o.Rules != nil {
 		mux.HandleFunc("POST /v1/rules", s.testRules)
+	}
+	if s.o.Container != nil {
+		mux.HandleFunc("POST /v1/whois", s.whois)
 	}
 	if s.o.Examiner != nil {
 		mux.HandleFunc("GET /v1/doctor", s.examine)

@@ -42,9 +42,6 @@ type Hello struct {
 	Network  string `json:"network,omitempty"` // network namespace of the peer, empty if unknown
 	Nonce    []byte `json:"nonce"`             // random, of this connection
 	Token    bool   `json:"token"`             // proves a shared token and demands the same
-	// Runs reports that this host takes streams that the agent opens, each a RunRequest. An
-	// agent opens none to a host that does not say so.
-	Runs bool `json:"runs,omitzero"`
 }
 
 // Proof shows that a peer has the shared token.

@@ -132,7 +132,7 @@ publish:
 	p.Prints(`policy: no entry of publish.allow gives container "web" port 3000 of the host`)
 	held.Prints(`policy: no entry of publish.allow lets container "web" reach port 5432 of the guest`)
 	wait.Until(t, "the port of the host is closed", func() error { return probe.WantClosed(r.outside.dialer("127.0.0.1:3000")) })
-	fails(publish(true, "5432"), `policy: no entry of publish.allow, run.allow or run.host matches container "web"`)
+	fails(publish(true, "5432"), `policy: no entry of publish.allow matches container "web"`)
 	r.agent.Prints("settings changed that need a restart", "keys=logLevel")
 	if out, _, _ := fairlead(t, "doctor", "--control", r.agentCtl); !strings.Contains(out, "not yet in effect: logLevel") {
 		t.Errorf("doctor:\n%s", out)

@@ -24,51 +24,66 @@ import (
 
 	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
-// The agent with its few capabilities runs for containers what its configuration allows, as
-// another user, and nothing else.
+// fairlead-run runs for containers what its configuration allows, as another user, and nothing
+// else. The agent, without further rights, tells it whose a process is.
 func TestRunOnRequest(t *testing.T) {
 	const id = "5f1e3c0a9b7d2c6e8f5a1b3d7c9e0f2a4b6c8d0e1f3a5b7c9d1e3f5a7b9c0d2f"
 	docker := enginetest.Docker(t, fmt.Sprintf(`{"Id":%q,"Name":"/web","Names":["/web"],"State":{"Status":"running","Running":true},`+
 		`"Config":{},"HostConfig":{},"NetworkSettings":{"Networks":{},"Ports":{}}}`, id))
 	dir := t.TempDir()
-	socket := filepath.Join(dir, "run", "publish.sock")
-	config := filepath.Join(dir, "agent.yaml")
-	entries := ""
-	for _, e := range []struct{ name, path, args string }{
-		{"cat", "/bin/cat", ""}, {"id", "/usr/bin/id", `"-u"`}, {"ls", "/bin/ls", `"/nowhere[0-9]"`}, {"sleep", "/bin/sleep", `"[0-9]+"`}, {"stty", "/bin/stty", `"size"`}, {"head", "/usr/bin/head", `"-n2"`},
+	service, err := program.RunPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket, config, agentConfig := filepath.Join(dir, "run", "run.sock"), filepath.Join(dir, "run.yaml"), filepath.Join(dir, "agent.yaml")
+	if err := os.WriteFile(agentConfig, fmt.Appendf(nil, "docker: {hosts: %s}\n", docker), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, "--config", agentConfig, "--source", "socket,docker")
+	r.start()
+	text := fmt.Sprintf("socket: %s\ncontrol: %s\nclientRequests: 100\nallow:\n", socket, r.agentCtl)
+	for _, e := range []struct{ name, path, args, more string }{
+		{"cat", "/bin/cat", "", "users: [nobody]"}, {"id", "/usr/bin/id", `"-u"`, "users: [nobody]"}, {"ls", "/bin/ls", `"/nowhere[0-9]"`, "tty: false"},
+		{"sleep", "/bin/sleep", `"[0-9]+"`, "tty: false"}, {"brief", "/bin/sleep", `"[0-9]+"`, "time: 1s"}, {"stty", "/bin/stty", `"size"`, "tty: true"}, {"head", "/usr/bin/head", `"-n2"`, "tty: true"},
 	} {
 		b, err := os.ReadFile(e.path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		users := ""
-		if e.name == "id" || e.name == "cat" {
-			users = "users: [nobody], "
-		}
-		if e.name == "stty" || e.name == "head" {
-			users = "tty: true, "
-		}
-		entries += fmt.Sprintf("  - {name: %s, "+users+"match: {name: web}, path: %s, sha256: %x, args: [%s], env: [LC_ALL], user: nobody}\n", e.name, e.path, sha256.Sum256(b), e.args)
+		text += fmt.Sprintf("  - {name: %s, %s, match: {name: web}, path: %s, sha256: %x, args: [%s], env: [LC_ALL], user: nobody}\n", e.name, e.more, e.path, sha256.Sum256(b), e.args)
 	}
-	if err := os.WriteFile(config, fmt.Appendf(nil, "docker: {hosts: %s}\npublish: {socket: %s}\nrun:\n  allow:\n%s", docker, socket, entries), 0o600); err != nil {
-		t.Fatal(err)
+	configure := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	r := newRig(t, "--config", config, "--source", "socket,docker")
-	r.start()
-	wait.Until(t, "the socket", func() error { _, err := os.Stat(socket); return err })
+	configure(text)
+	start := func() *program.Process {
+		t.Helper()
+		p := program.Start(t, program.Command{Cmd: exec.Command(service, "serve", "--config", config), Name: "fairlead-run", End: syscall.SIGTERM})
+		wait.Until(t, "the socket", func() error { _, err := os.Stat(socket); return err })
+		return p
+	}
+	server := start()
 	group := cgroupOf(t, id)
 	run := func(args ...string) *exec.Cmd {
-		return exec.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group.Name(), binary, "run", "--socket", socket}, args...)...)
+		return exec.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group.Name(), service, "--socket", socket}, args...)...)
 	}
 	// The engine's container may be known a moment later.
-	wait.Until(t, "the container is known", func() error {
-		if out, err := run("id", "--", "-u").CombinedOutput(); err != nil || string(out) != "65534\n" {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
+	known := func() {
+		t.Helper()
+		wait.Until(t, "the container is known", func() error {
+			if out, err := run("id", "--", "-u").CombinedOutput(); err != nil || string(out) != "65534\n" {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	known()
 	for _, c := range []struct {
 		args   []string
 		in     string
@@ -81,7 +96,8 @@ func TestRunOnRequest(t *testing.T) {
 		{[]string{"ls", "/nowhere1"}, "", 2, "the program's arguments after --"},
 		{[]string{"-e", "HOME=/", "cat"}, "", 125, `variable "HOME"`},
 		{[]string{"-t", "stty", "--", "size"}, "", 125, "--tty: the input is no terminal"},
-		{[]string{"rm"}, "", 125, `policy: no entry of run.allow lets container "web" run "rm"`},
+		{[]string{"rm"}, "", 125, `policy: no entry lets container "web" run "rm"`},
+		{[]string{"brief", "--", "1000"}, "", 137, "brief: killed for its limit of time"},
 	} {
 		cmd := run(c.args...)
 		cmd.Stdin = strings.NewReader(c.in)
@@ -90,7 +106,7 @@ func TestRunOnRequest(t *testing.T) {
 			t.Errorf("%q: exit %d, want %d (%v)\n%s, want %s", c.args, code, c.status, err, out, c.want)
 		}
 	}
-	runAsGuest(t, socket)
+	runAsGuest(t, service, socket)
 	runAtTerminal(t, run)
 	seconds := ownSeconds()
 	sleep := func() *exec.Cmd {
@@ -102,6 +118,7 @@ func TestRunOnRequest(t *testing.T) {
 		return client
 	}
 	gone := func(client *exec.Cmd) {
+		t.Helper()
 		_ = client.Wait()
 		if code := client.ProcessState.ExitCode(); code != 125 {
 			t.Errorf("exit %d, want 125", code)
@@ -114,36 +131,62 @@ func TestRunOnRequest(t *testing.T) {
 	wait.Until(t, "the job is killed", func() error { return sleeps(seconds, false) })
 
 	client = sleep()
-	r.agent.Kill()
+	server.Kill()
 	gone(client)
 
-	r.startAgent()
-	wait.Until(t, "the container is known", func() error { return run("id", "--", "-u").Run() })
+	server = start()
+	known()
 	client = sleep()
-	helper := helperOf(t, r.agent.PID())
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", helper))
-	if err != nil || !bytes.Contains(status, []byte("CapPrm:\t00000000000000e0\nCapEff:\t00000000000000e0\n")) || !bytes.Contains(status, []byte("NoNewPrivs:\t1\n")) {
-		t.Errorf("the helper has other capabilities than SETUID, SETGID and KILL (%v):\n%s", err, status)
+	for pid, want := range map[int]string{server.PID(): "0000000000080000", helperOf(t, server.PID()): "00000000000000e0"} {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil || !bytes.Contains(status, []byte("CapPrm:\t"+want+"\nCapEff:\t"+want+"\n")) || !bytes.Contains(status, []byte("NoNewPrivs:\t1\n")) {
+			t.Errorf("want the capabilities %s and no more (%v):\n%s", want, err, status)
+		}
 	}
-	if err := syscall.Kill(helper, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(helperOf(t, server.PID()), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	gone(client)
-	if out, err := run("cat").CombinedOutput(); err == nil || !bytes.Contains(out, []byte("the helper has ended")) {
-		t.Errorf("without a helper: %v, %s", err, out)
+	wait.Until(t, "the service ends with its helper", func() error {
+		if !strings.Contains(server.Output(), "the helper has ended") {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+
+	server = start()
+	known()
+	// A right that is taken away ends what it allowed, and a restart of the agent does not.
+	client = sleep()
+	r.agent.Kill()
+	wait.Until(t, "the agent cannot be asked", func() error {
+		if out, err := run("cat").CombinedOutput(); err == nil || !bytes.Contains(out, []byte("agent: it cannot be asked")) || bytes.Contains(out, []byte(r.agentCtl)) {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	r.startAgent()
+	known()
+	if err := sleeps(seconds, true); err != nil {
+		t.Errorf("the job, after a restart of the agent: %v", err)
+	}
+	configure(strings.ReplaceAll(text, "name: web", "name: db"))
+	gone(client)
+	if out, err := run("cat").CombinedOutput(); err == nil || !bytes.Contains(out, []byte(`policy: no entry matches container "web"`)) {
+		t.Errorf("without a right: %v, %s", err, out)
 	}
 }
 
 // runAsGuest has users of the guest, outside of containers, ask for programs.
-func runAsGuest(t *testing.T, socket string) {
+func runAsGuest(t *testing.T, service, socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "fairlead-guest-") // which all may enter
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	program := filepath.Join(dir, "fairlead")
-	if out, err := exec.Command("cp", binary, program).CombinedOutput(); err != nil {
+	client := filepath.Join(dir, "fairlead-run")
+	if out, err := exec.Command("cp", service, client).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for d := filepath.Dir(socket); d != os.TempDir(); d = filepath.Dir(d) {
@@ -161,17 +204,16 @@ func runAsGuest(t *testing.T, socket string) {
 		status int
 		want   string
 	}{
-		{65534, 0, []string{"run", "id", "--", "-u"}, 0, "65534\n"},
-		{65534, 0, []string{"run", "cat"}, 0, ""},
-		{65534, 0, []string{"run", "ls", "--", "/nowhere1"}, 125, `policy: no entry of run.allow lets user 65534 run "ls"`},
-		{65533, 0, []string{"run", "cat"}, 125, "policy: no entry of publish.allow, run.allow or run.host matches user 65533"},
-		{0, 0, []string{"run", "cat"}, 125, "policy: no entry of publish.allow, run.allow or run.host matches user 0"},
+		{65534, 0, []string{"id", "--", "-u"}, 0, "65534\n"},
+		{65534, 0, []string{"cat"}, 0, ""},
+		{65534, 0, []string{"ls", "--", "/nowhere1"}, 125, `policy: no entry lets user 65534 run "ls"`},
+		{65533, 0, []string{"cat"}, 125, "policy: no entry matches user 65533"},
+		{0, 0, []string{"cat"}, 125, "policy: no entry matches user 0"},
 		// What an engine that the agent does not know runs is no process of the guest.
-		{65534, syscall.CLONE_NEWNS, []string{"run", "cat"}, 125, "container: "},
-		{65534, syscall.CLONE_NEWPID, []string{"run", "cat"}, 125, "container: "},
-		{65534, 0, []string{"publish", "8000", "--to-host"}, 1, "policy: only containers can ask for ports"},
+		{65534, syscall.CLONE_NEWNS, []string{"cat"}, 125, "container: "},
+		{65534, syscall.CLONE_NEWPID, []string{"cat"}, 125, "container: "},
 	} {
-		cmd := exec.Command(program, append([]string{c.args[0], "--socket", socket}, c.args[1:]...)...)
+		cmd := exec.Command(client, append([]string{"--socket", socket}, c.args...)...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: c.uid, Gid: c.uid}, Cloneflags: c.flags}
 		out, err := cmd.CombinedOutput()
 		if code := cmd.ProcessState.ExitCode(); code != c.status || !bytes.Contains(out, []byte(c.want)) {
@@ -270,17 +312,17 @@ func terminal(t *testing.T) (master, slave *os.File) {
 	return master, slave
 }
 
-// helperOf returns the process of an agent's helper.
-func helperOf(t *testing.T, agent int) (pid int) {
+// helperOf returns the process of a service's helper.
+func helperOf(t *testing.T, service int) (pid int) {
 	t.Helper()
 	children := ""
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", agent))
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", service))
 	for _, task := range tasks {
 		b, _ := os.ReadFile(task)
 		children += " " + string(b)
 	}
 	for _, child := range strings.Fields(children) {
-		if b, err := os.ReadFile("/proc/" + child + "/cmdline"); err == nil && bytes.Contains(b, []byte("\x00run-helper\x00")) {
+		if b, err := os.ReadFile("/proc/" + child + "/cmdline"); err == nil && bytes.Contains(b, []byte("\x00--helper\x00")) {
 			if pid, err = strconv.Atoi(child); err == nil {
 				return pid
 			}

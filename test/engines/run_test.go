@@ -10,18 +10,26 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
-// runs checks that containers of one engine have programs of the guest and of the host run:
-// input, output, exit status, denials, and that nothing is left when a container is killed.
+// runs checks that containers of one engine have programs of the guest run: input, output, exit
+// status, denials, and that nothing is left when a container is killed.
 func runs(t *testing.T, flags []string, run func(args ...string) (string, error)) {
 	dir := t.TempDir()
-	socket, config := filepath.Join(dir, "run", "publish.sock"), filepath.Join(dir, "agent.yaml")
-	text, asks := fmt.Sprintf("publish: {socket: %s}\nrun:\n  allow:\n", socket), "  host:\n"
-	hostText := "run:\n  asRoot: true\n  allow:\n"
+	service, err := program.RunPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := startPeers(t, flags...)
+	socket, config := filepath.Join(dir, "run", "run.sock"), filepath.Join(dir, "run.yaml")
+	text := fmt.Sprintf("socket: %s\ncontrol: %s\nallow:\n", socket, p.control)
 	for _, e := range []struct{ name, path, args string }{
 		{"cat", "/bin/cat", ""}, {"exit", "/bin/sh", `"-c", "exit [0-9]"`}, {"sleep", "/bin/sleep", `"[0-9]+"`}, {"network", "/bin/readlink", `"/proc/self/ns/net"`},
 	} {
@@ -29,21 +37,15 @@ func runs(t *testing.T, flags []string, run func(args ...string) (string, error)
 		if err != nil {
 			t.Fatal(err)
 		}
-		is := fmt.Sprintf("path: %s, sha256: %x, args: [%s]", e.path, sha256.Sum256(b), e.args)
-		text += fmt.Sprintf("  - {name: %s, match: {name: web}, %s, user: nobody}\n", e.name, is)
-		asks += fmt.Sprintf("  - {name: %s, match: {name: web}}\n", e.name)
-		hostText += fmt.Sprintf("  - {name: %s, guests: [\"*\"], %s}\n", e.name, is)
+		text += fmt.Sprintf("  - {name: %s, match: {name: web}, path: %s, sha256: %x, args: [%s], user: nobody}\n", e.name, e.path, sha256.Sum256(b), e.args)
 	}
-	hostConfig := filepath.Join(dir, "host.yaml")
-	for path, text := range map[string]string{config: text + asks, hostConfig: hostText} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	p := startPeersWith(t, []string{"--config", hostConfig}, append(flags, "--config", config)...)
+	program.Start(t, program.Command{Cmd: exec.Command(service, "serve", "--config", config), Name: "fairlead-run", End: syscall.SIGTERM})
 	eventually(t, func() error { _, err := os.Stat(socket); return err })
 	in := func(name string, command ...string) []string {
-		return append([]string{"--name", name, "-v", socket + ":/run/fairlead/publish.sock:ro", "-v", binary() + ":/fairlead:ro", "bb"}, command...)
+		return append([]string{"--name", name, "-v", socket + ":/run/fairlead-run/run.sock:ro", "-v", service + ":/fairlead-run:ro", "bb"}, command...)
 	}
 	if _, err := run(append([]string{"run", "-d"}, in("web", "sleep", "1000")...)...); err != nil {
 		t.Fatal(err)
@@ -56,53 +58,39 @@ func runs(t *testing.T, flags []string, run func(args ...string) (string, error)
 		return nil
 	}
 	// The engine reports a container that has just started a moment later.
-	eventually(t, func() error { return web(`[ "$(echo hello | /fairlead run cat)" = hello ]`) })
-	eventually(t, func() error { return web(`[ "$(echo hello | /fairlead run --host cat)" = hello ]`) })
-	for where, pid := range map[string]int{"": os.Getpid(), "--host": p.host.PID()} {
-		network, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := web(fmt.Sprintf(`[ "$(/fairlead run %s network -- /proc/self/ns/net)" = %q ]`, where, network)); err != nil {
-			t.Errorf("the program of %q runs elsewhere: %v", where, err)
-		}
+	eventually(t, func() error { return web(`[ "$(echo hello | /fairlead-run cat)" = hello ]`) })
+	network, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, script := range []string{
-		`/fairlead run --host exit -- -c "exit 7"; [ $? = 7 ]`,
-		`/fairlead run --host exit -- -c "exit 7; id"; [ $? = 125 ]`,
-		`head -c 3000000 /dev/urandom >/tmp/in && /fairlead run --host cat </tmp/in >/tmp/out && cmp /tmp/in /tmp/out`,
-		`/fairlead run exit -- -c "exit 0"`,
-		`/fairlead run exit -- -c "exit 7"; [ $? = 7 ]`,
-		`/fairlead run exit -- -c "exit 7; id"; [ $? = 125 ]`,
-		`/fairlead run cat -- /etc/shadow; [ $? = 125 ]`,
-		`head -c 3000000 /dev/urandom >/tmp/in && /fairlead run cat </tmp/in >/tmp/out && cmp /tmp/in /tmp/out`,
+		fmt.Sprintf(`[ "$(/fairlead-run network -- /proc/self/ns/net)" = %q ]`, network),
+		`/fairlead-run exit -- -c "exit 0"`,
+		`/fairlead-run exit -- -c "exit 7"; [ $? = 7 ]`,
+		`/fairlead-run exit -- -c "exit 7; id"; [ $? = 125 ]`,
+		`/fairlead-run cat -- /etc/shadow; [ $? = 125 ]`,
+		`head -c 3000000 /dev/urandom >/tmp/in && /fairlead-run cat </tmp/in >/tmp/out && cmp /tmp/in /tmp/out`,
 	} {
 		if err := web(script); err != nil {
 			t.Errorf("%s: %v", script, err)
 		}
 	}
 	eventually(t, func() error {
-		_, err := run(append([]string{"run", "--rm"}, in("db", "/fairlead", "run", "cat")...)...)
-		if err == nil || !strings.Contains(err.Error(), `policy: no entry of publish.allow, run.allow or run.host matches container "db"`) {
+		_, err := run(append([]string{"run", "--rm"}, in("db", "/fairlead-run", "cat")...)...)
+		if err == nil || !strings.Contains(err.Error(), `policy: no entry matches container "db"`) {
 			return fmt.Errorf("the other container: %v", err)
 		}
 		return nil
 	})
-	first := 1e9 + rand.Int64N(1e9) // no other program has this argument, or the next
-	for i, of := range [][]string{nil, {"--host"}} {
-		seconds := fmt.Sprint(first + int64(i))
-		command := append(append([]string{"exec", "-d", "web", "/fairlead", "run"}, of...), "sleep", "--", seconds)
-		if _, err := run(command...); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, func() error { return sleeping(seconds, true) })
+	seconds := fmt.Sprint(1e9 + rand.Int64N(1e9)) // no other program has this argument
+	if _, err := run("exec", "-d", "web", "/fairlead-run", "sleep", "--", seconds); err != nil {
+		t.Fatal(err)
 	}
+	eventually(t, func() error { return sleeping(seconds, true) })
 	if _, err := run("kill", "web"); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 2 {
-		eventually(t, func() error { return sleeping(fmt.Sprint(first+int64(i)), false) })
-	}
+	eventually(t, func() error { return sleeping(seconds, false) })
 }
 
 // sleeping returns nil if the program that sleeps so long runs, or does not.

@@ -23,7 +23,7 @@ func TestSystemdRPM(t *testing.T) {
 	})
 
 	step(t, "install", func(t *testing.T) {
-		sh(t, rpm+"-i "+built(t, "old", "*.rpm"))
+		sh(t, rpm+"-i "+built(t, "old", "fairlead-[0-9]*.rpm"))
 		refused(t, "systemctl is-enabled "+service, "disabled")
 		if state, _ := try("systemctl is-active " + service); state != "" {
 			t.Errorf("the package starts the agent: %s", state)
@@ -47,7 +47,7 @@ func TestSystemdRPM(t *testing.T) {
 		}
 		sh(t, "echo kept >/var/lib/fairlead/kept")
 		pid := property(t, "MainPID")
-		sh(t, rpm+"-U "+built(t, "new", "*.rpm"))
+		sh(t, rpm+"-U "+built(t, "new", "fairlead-[0-9]*.rpm"))
 		wantVersion(t, newVersion)
 		if property(t, "MainPID") == pid {
 			t.Error("the agent was not restarted")

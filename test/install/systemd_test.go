@@ -59,7 +59,7 @@ func TestSystemdPackage(t *testing.T) {
 	})
 
 	step(t, "install", func(t *testing.T) {
-		sh(t, "dpkg -i "+built(t, "old", "*.deb"))
+		sh(t, "dpkg -i "+built(t, "old", "fairlead_*.deb"))
 		if state, _ := try("systemctl is-active " + service); state != "" {
 			t.Errorf("the package starts the agent: %s", state)
 		}
@@ -125,7 +125,7 @@ func TestSystemdPackage(t *testing.T) {
 		wait.Until(t, "the port answers", askEcho)
 		token, pid := sh(t, "cat /var/lib/fairlead/token"), property(t, "MainPID")
 		c := startClient()
-		sh(t, "dpkg -i "+built(t, "new", "*.deb"))
+		sh(t, "dpkg -i "+built(t, "new", "fairlead_*.deb"))
 		wantVersion(t, newVersion)
 		if property(t, "MainPID") == pid {
 			t.Error("the agent was not restarted")
@@ -193,41 +193,31 @@ func wantHardened(t *testing.T) {
 	sh(t, "touch /tmp/shared && test ! -e /proc/"+pid+"/root/tmp/shared")
 }
 
-// runDropIn is that of docs/run.md, and lets users reach the socket.
-const runDropIn = `[Service]
-CapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_KILL
-ExecStartPre=+/bin/mkdir -p -m 0700 /sys/fs/cgroup/fairlead-jobs.slice
-ProtectControlGroups=no
-RestrictNamespaces=no
-RuntimeDirectoryMode=0711
-`
-
-// wantPrograms has the agent of the unit run a program for a user, with and without a terminal.
+// wantPrograms has the package fairlead-run run a program for a user, with and without a
+// terminal, and within the limits of its entry.
 func wantPrograms(t *testing.T) {
-	const path, dir = "/etc/fairlead/agent.yaml", "/etc/systemd/system/" + service + ".service.d"
-	before, err := os.ReadFile(path)
-	if err != nil {
+	defer func() { sh(t, "dpkg -P fairlead-run && test ! -e /run/fairlead-run && systemctl daemon-reload") }()
+	sh(t, "dpkg -i "+built(t, "old", "fairlead-run_*.deb"))
+	refused(t, "systemctl is-enabled fairlead-run", "disabled")
+	sum := func(path string) string { return sh(t, "sha256sum "+path+" | cut -d ' ' -f 1") }
+	config := "allow:\n" +
+		"  - {name: tty, users: [" + account + "], path: /usr/bin/tty, sha256: " + sum("/usr/bin/tty") + ", user: nobody, tty: true}\n" +
+		"  - {name: tail, users: [" + account + "], path: /usr/bin/tail, sha256: " + sum("/usr/bin/tail") + ", args: [/dev/zero], user: nobody, memory: 32MiB, processes: 8}\n" +
+		"  - {name: sleep, users: [" + account + "], path: /usr/bin/sleep, sha256: " + sum("/usr/bin/sleep") + ", args: ['100'], user: nobody, time: 1s}\n"
+	if err := os.WriteFile("/etc/fairlead/run.yaml", []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := os.WriteFile(path, before, 0o644); err != nil {
-			t.Error(err)
-		}
-		sh(t, "rm -r "+dir+" && systemctl daemon-reload && systemctl restart "+service+" && rmdir /sys/fs/cgroup/fairlead-jobs.slice")
-	}()
-	sum := sh(t, "sha256sum /usr/bin/tty | cut -d ' ' -f 1")
-	config := string(before) + "\nrun: {allow: [{name: tty, users: [" + account + "], path: /usr/bin/tty, sha256: " + sum + ", user: nobody, tty: true}]}\n"
-	for file, text := range map[string]string{path: config, dir + "/run.conf": runDropIn} {
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	sh(t, "systemctl daemon-reload && systemctl restart "+service)
-	refused(t, asUser("fairlead run tty </dev/null"), "not a tty")
-	if out := sh(t, asUser(`script -qec "fairlead run -t tty" /dev/null`)); !strings.Contains(out, "/dev/pts/") {
+	sh(t, "systemctl enable --now fairlead-run")
+	asUserWhenServed := asUser("for i in $(seq 100); do test -S /run/fairlead-run/run.sock && break; sleep 0.1; done; fairlead-run tty </dev/null")
+	refused(t, asUserWhenServed, "not a tty")
+	if out := sh(t, asUser(`script -qec "fairlead-run -t tty" /dev/null`)); !strings.Contains(out, "/dev/pts/") {
 		t.Errorf("with a terminal: %q", out)
 	}
-	refused(t, asUser("fairlead run other"), "policy")
+	refused(t, asUser("fairlead-run tail -- /dev/zero"), "killed for its limit of memory")
+	refused(t, asUser("fairlead-run sleep -- 100"), "killed for its limit of time")
+	refused(t, asUser("fairlead-run other"), "policy")
+	sh(t, "systemctl restart fairlead-run")
+	refused(t, asUserWhenServed, "not a tty")
 }
 
 // askEcho asks the port that the host peer opened.

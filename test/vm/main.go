@@ -223,6 +223,9 @@ func buildJobs(ctx context.Context, o options, arch architecture, suites []suite
 	buildProgram := sync.OnceValue(func() error {
 		return goBuild(ctx, o.arch, []string{"build", "-tags=grpcnotrace"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
 	})
+	buildRun := sync.OnceValue(func() error {
+		return goBuild(ctx, o.arch, []string{"build"}, filepath.Join(work, "test", "fairlead-run"), binaryPackage+"-run")
+	})
 	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages"), systems[o.system]) })
 	layNested := sync.OnceValue(func() error { return stageNested(filepath.Join(work, "root"), arch) })
 	for i, s := range suites {
@@ -238,6 +241,13 @@ func buildJobs(ctx context.Context, o options, arch architecture, suites []suite
 				continue
 			}
 			env = append([]string{program.Variable + "=/test/fairlead"}, env...)
+		}
+		if s.Run {
+			if err := buildRun(); err != nil {
+				r.check("build", name, 0, err)
+				continue
+			}
+			env = append([]string{program.RunVariable + "=/test/fairlead-run"}, env...)
 		}
 		if s.Packages {
 			if err := buildPackages(); err != nil {

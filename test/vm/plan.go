@@ -40,6 +40,8 @@ const nestedVariable = "FAIRLEAD_INNER_MACHINE"
 const (
 	programImport = "github.com/fairlead/fairlead/test/kit/program"
 	binaryPackage = "github.com/fairlead/fairlead/cmd/fairlead"
+	// runCall is in packages whose tests need fairlead-run, too.
+	runCall = "program.RunPath("
 )
 
 // suite is one package with the tests in it that only build with the tags.
@@ -49,6 +51,7 @@ type suite struct {
 	Tests   []string // names of Test, Fuzz and Example functions
 	Methods bool     // it reads methodsVariable
 	Binary  bool     // it runs the program under test
+	Run     bool     // it runs fairlead-run
 	// Packages: it installs the packages under test.
 	Packages bool
 	// Nested: it boots a machine within the machine.
@@ -112,6 +115,9 @@ func findSuites(ctx context.Context, arch, tags, smoke string, patterns []string
 			continue
 		}
 		if s.Binary, err = mentions(p.Dir, programImport); err != nil {
+			return nil, err
+		}
+		if s.Run, err = mentions(p.Dir, runCall); err != nil {
 			return nil, err
 		}
 		if s.Packages, err = mentions(p.Dir, packagesVariable); err != nil {

@@ -82,7 +82,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		}, Warning, "agent engine", "ports of pods have no owner", "/run/containerd"},
 		{"bad file", func(f *Facts) { f.Config.Error = "agent.yaml:1:1: unknown key" }, Failing, "config file", "agent.yaml:1:1", "config check"},
 		{"bad file of its own", func(f *Facts) { f.Config = Config{File: "/x y/a.yaml", Error: "a.yaml:1:1: unknown key"} }, Failing, "config file", "a.yaml:1:1", "`fairlead config check \"/x y/a.yaml\"`"},
-		{"settings that wait for a restart", func(f *Facts) { f.Agent.Waiting = []string{"logLevel", "run.allow"} }, Warning, "config restart", "not yet in effect: logLevel, run.allow", "restart the agent"},
+		{"settings that wait for a restart", func(f *Facts) { f.Agent.Waiting = []string{"logLevel", "publish.allow"} }, Warning, "config restart", "not yet in effect: logLevel, publish.allow", "restart the agent"},
 		{"no token", func(f *Facts) { f.Config.TokenError = "no such file" }, Failing, "config token", "no such file", "start the agent once"},
 		{"no token needed", func(f *Facts) { f.Config.TokenError, f.Config.NeedsToken = "no such file", false }, Warning, "config token", "no such file", "start the agent once"},
 		{"no BPF", func(f *Facts) { f.Agent.Running, f.Caps.Effective = false, 1<<12|1<<19 }, Warning, "privileges capabilities", "CAP_BPF (no kernel events", "root"},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package policy decides which container, or which user of the guest, may have which program
-// run in the guest, and with which arguments and environment.
+// run in the guest, with which arguments and environment, and within which limits.
 package policy
 
 import (
@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
@@ -23,197 +24,117 @@ import (
 
 // Entry is one program, and who may run it.
 type Entry struct {
-	Name      string           // by which clients ask for it; no other entry has it
-	Match     rules.Match      `json:"-"` // of the container alone: name, namespace, labels; none if it is empty
-	Users     []string         `json:"-"` // users of the guest, by name or number, who may run it without a container
-	Path      string           // absolute
-	SHA256    string           // of the file, in lower case
-	Args      []*regexp.Regexp // one for each argument, which it matches whole
-	Env       []string         // names of variables that the client may set
-	Directory string           // in which it runs, absolute
-	User      string           // as whom it runs: a name or a number, never root
-	TTY       bool             // clients may ask for a terminal
-	Guests    []string         // globs: the guests that may have it run, of a program of the host
+	Name      string           `key:"name" is:"name" need:"no name: want the one by which clients ask for the program" help:"by which clients ask for the program"` // no other entry has it
+	Match     rules.Match      `key:"match" only:"name,namespace,labels" keys:"some" either:"who" json:"-" help:"the containers that may run it"`                   // none if it is empty
+	Users     []string         `key:"users" is:"text" either:"who" json:"-" help:"users of the guest who may run it without a container, by name or number"`
+	Path      string           `key:"path" is:"path" types:"string" pattern:"^/" need:"no path: want the program's" help:"the program"`
+	SHA256    string           `key:"sha256" is:"sum" types:"string" pattern:"^[0-9a-f]{64}$" need:"no sha256: want that of the program (sha256sum PATH)" help:"of the file at path"`
+	Args      []*regexp.Regexp `key:"args" is:"pattern" help:"a regular expression for each argument, which it matches whole"`
+	Env       []string         `key:"env" is:"variable" types:"string" pattern:"^[A-Za-z_][A-Za-z0-9_]*$" help:"variables that the client may set"`
+	Directory string           `key:"directory" is:"path" types:"string" pattern:"^/" help:"in which it runs; / by default"`
+	User      string           `key:"user" is:"user" need:"no user: want the one as whom the program runs" help:"as whom it runs, by name or number, never root"`
+	TTY       bool             `key:"tty" help:"clients may ask for a terminal"`
+
+	// What the program may use with all that it started; 0 is no limit.
+	Memory    int64         `key:"memory" is:"memory" types:"string" pattern:"^[1-9][0-9]{0,5}(MiB|GiB)$" help:"that it may have, in MiB or GiB"` // bytes
+	Processes int           `key:"processes" min:"1" max:"4194304" help:"that it may have at once, threads included"`
+	Time      time.Duration `key:"time" min:"1s" max:"8760h" help:"for which it may run"`
 }
+
+// Check returns what no single field shows to be wrong.
+func (e *Entry) Check() (key string, err error) {
+	if !e.containers() && len(e.Users) == 0 {
+		return "", errors.New(`nobody may run it: want match with name, namespace or labels (name: "*" for all containers), or users`)
+	}
+	return "", nil
+}
+
+// Serve is the command of fairlead-run that serves, so no program has this name.
+const Serve = "serve"
 
 // Policy is a list of entries. What no entry allows is denied.
 type Policy []Entry
 
-// keys are those of an entry.
-var keys = []string{"name", "match", "users", "path", "sha256", "args", "env", "directory", "user", "tty"}
-
-// Keys returns the keys of an entry, and those that each entry needs. It also needs match
-// or users.
-func Keys() (all, required []string) {
-	return slices.Clone(keys), []string{"name", "path", "sha256", "user"}
-}
-
-// Parse reads a policy. The error joins the first mistake of each entry.
-func Parse(n yamltree.Node) (Policy, error) { return parseEntries(n, keys, complete) }
-
-// parseEntries reads a policy whose entries have these keys. Complete requires what has no default.
-func parseEntries(n yamltree.Node, keys []string, complete func(yamltree.Node, *Entry) error) (Policy, error) {
-	if n.IsNull() { // "allow:" with all entries commented out
-		return nil, nil
-	}
-	if !n.IsList() {
-		return nil, n.Errorf(`want a list of entries ("- name: backup")`)
-	}
-	var p Policy
-	var errs []error
-	for _, item := range n.List() {
-		e, err := parseEntry(item, keys)
-		if err == nil {
-			err = complete(item, &e)
+// Check returns that two entries have one name.
+func (p Policy) Check() error {
+	for i := range p {
+		if p.Find(p[i].Name) != &p[i] {
+			return fmt.Errorf("two entries have the name %q", p[i].Name)
 		}
-		if err == nil && p.Find(e.Name) != nil {
-			err = item.Errorf("another entry has the name %q", e.Name)
-		}
-		p, errs = append(p, e), append(errs, err)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return p, nil
-}
-
-func parseEntry(n yamltree.Node, keys []string) (e Entry, err error) {
-	fields, err := n.Map(keys...)
-	if err != nil {
-		return e, err
-	}
-	for _, f := range fields {
-		switch f.Key {
-		case "name":
-			e.Name, err = checked(f.Node, checkName)
-		case "match":
-			e.Match, err = rules.ParseOwner(f.Node)
-		case "users":
-			e.Users, err = list(f.Node, parseUser)
-		case "path":
-			e.Path, err = checked(f.Node, checkPath)
-		case "sha256":
-			e.SHA256, err = checked(f.Node, checkSum)
-		case "args":
-			e.Args, err = list(f.Node, parsePattern)
-		case "env":
-			e.Env, err = list(f.Node, parseVariable)
-		case "directory":
-			e.Directory, err = checked(f.Node, checkPath)
-		case "guests":
-			e.Guests, err = list(f.Node, parseGuest)
-		case "user":
-			e.User, err = checked(f.Node, checkUser)
-		case "tty":
-			e.TTY, err = parseBool(f.Node)
-		}
-		if err != nil {
-			return e, err
-		}
-	}
-	if e.Directory == "" {
-		e.Directory = filepath.VolumeName(e.Path) + string(filepath.Separator)
-	}
-	return e, nil
-}
-
-// complete requires what has no default.
-func complete(n yamltree.Node, e *Entry) error {
-	switch {
-	case e.Name == "":
-		return n.Errorf("no name: want the one by which clients ask for the program")
-	case !e.containers() && len(e.Users) == 0:
-		return n.Errorf(`nobody may run it: want match with name, namespace or labels (name: "*" for all containers), or users`)
-	case e.Path == "":
-		return n.Errorf("no path: want the program's")
-	case e.SHA256 == "":
-		return n.Errorf("no sha256: want that of the program (sha256sum PATH)")
-	case e.User == "":
-		return n.Errorf("no user: want the one as whom the program runs")
 	}
 	return nil
 }
 
-// checked reads a text that check accepts.
-func checked(n yamltree.Node, check func(string) error) (string, error) {
-	s, err := n.Text()
-	if err != nil {
-		return "", err
+// Checks read the texts of entries, by the tag "is" of their fields.
+func Checks() yamltree.Checks {
+	return yamltree.Checks{
+		"name": as(checkName), "path": as(checkPath), "sum": as(checkSum), "user": as(checkUser),
+		"pattern": as(parsePattern), "variable": as(parseVariable), "memory": as(parseMemory),
 	}
-	if err := check(s); err != nil {
-		return "", n.Errorf("%q: %v", s, err)
-	}
-	return s, nil
 }
 
-func parseBool(n yamltree.Node) (bool, error) {
-	s, err := n.Text()
-	if err == nil && s != "true" && s != "false" {
-		err = n.Errorf("%q: want true or false", s)
-	}
-	return s == "true", err
-}
-
-// list reads a list, which may be empty.
-func list[T any](n yamltree.Node, parse func(string) (T, error)) ([]T, error) {
-	if !n.IsList() {
-		return nil, n.Errorf("want a list")
-	}
-	var all []T
-	for _, item := range n.List() {
-		s, err := item.Text()
-		if err != nil {
-			return nil, err
-		}
+// as names in each error the text that was read.
+func as[T any](parse func(string) (T, error)) func(string) (any, error) {
+	return func(s string) (any, error) {
 		v, err := parse(s)
 		if err != nil {
-			return nil, item.Errorf("%q: %v", s, err)
+			err = fmt.Errorf("%q: %w", s, err)
 		}
-		all = append(all, v)
+		return v, err
 	}
-	return all, nil
+}
+
+var memorySyntax = regexp.MustCompile(`\A([1-9][0-9]{0,5})(MiB|GiB)\z`)
+
+// parseMemory reads an amount of memory, in bytes.
+func parseMemory(s string) (int64, error) {
+	m := memorySyntax.FindStringSubmatch(s)
+	if m == nil {
+		return 0, errors.New("want a number of MiB or GiB, such as 64MiB")
+	}
+	n, err := strconv.ParseInt(m[1], 10, 64)
+	if m[2] == "GiB" {
+		n <<= 10
+	}
+	return n << 20, err
 }
 
 var nameSyntax = regexp.MustCompile(`\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z`)
 
-func checkName(s string) error {
-	if !nameSyntax.MatchString(s) {
-		return errors.New("want at most 64 letters, digits, dots, hyphens and underscores, the first a letter or digit")
+func checkName(s string) (string, error) {
+	switch {
+	case !nameSyntax.MatchString(s):
+		return s, errors.New("want at most 64 letters, digits, dots, hyphens and underscores, the first a letter or digit")
+	case s == Serve:
+		return s, errors.New("fairlead-run has a command of this name: want another one")
 	}
-	return nil
+	return s, nil
 }
 
-func checkPath(s string) error {
+func checkPath(s string) (string, error) {
 	if !filepath.IsAbs(s) || filepath.Clean(s) != s || strings.ContainsRune(s, 0) {
-		return errors.New("want an absolute path in its shortest form")
+		return s, errors.New("want an absolute path in its shortest form")
 	}
-	return nil
+	return s, nil
 }
 
-func checkSum(s string) error {
+func checkSum(s string) (string, error) {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != 32 || strings.ToLower(s) != s {
-		return errors.New("want 64 hexadecimal digits in lower case")
-	}
-	return nil
-}
-
-func parseUser(s string) (string, error) {
-	if s == "" {
-		return "", errors.New("want a user's name or number")
+		return s, errors.New("want 64 hexadecimal digits in lower case")
 	}
 	return s, nil
 }
 
 // checkUser refuses root: a job of root could change the agent and its configuration.
-func checkUser(s string) error {
+func checkUser(s string) (string, error) {
 	switch {
 	case s == "":
-		return errors.New("want a user's name or number")
+		return s, errors.New("want a user's name or number")
 	case s == "root" || strings.Trim(s, "0") == "":
-		return errors.New("a program cannot run as root")
+		return s, errors.New("a program cannot run as root")
 	}
-	return nil
+	return s, nil
 }
 
 // parsePattern reads a regular expression that must match a whole argument.
@@ -250,6 +171,17 @@ func (p Policy) Kept(next Policy) Policy {
 func (e *Entry) program() string {
 	b, _ := json.Marshal(e) // no field can fail
 	return string(b)
+}
+
+// Controllers returns the controllers of cgroups that the entry's limits need.
+func (e *Entry) Controllers() (list []string) {
+	if e.Memory > 0 {
+		list = append(list, "memory")
+	}
+	if e.Processes > 0 {
+		list = append(list, "pids")
+	}
+	return list
 }
 
 // Find returns the entry of a name, nil if there is none.

@@ -4,8 +4,10 @@ package policy
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -19,13 +21,17 @@ func parse(t *testing.T, text string) (Policy, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Parse(n)
+	var p Policy
+	if err = (&yamltree.Decoder{Checks: Checks()}).Decode(n, &p, `entries ("- name: backup")`); err == nil {
+		err = p.Check()
+	}
+	return p, err
 }
 
 func TestPolicy(t *testing.T) {
 	p, err := parse(t, `
 - {name: backup, match: {name: "web*"}, path: /bin/b, `+sum+`, args: [--full, "[a-z]+|x|.*y"], env: [LANG], directory: /srv, user: nobody}
-- {name: plain, match: {labels: {a: b}}, path: /bin/p, `+sum+`, user: 65534, tty: true}
+- {name: plain, match: {labels: {a: b}}, path: /bin/p, `+sum+`, user: 65534, tty: true, memory: 64MiB, processes: 5, time: 1h30m}
 - {name: guest, users: [1000, root, nobody-of-this-name], path: /bin/p, `+sum+`, user: 65534}
 `)
 	if err != nil {
@@ -42,11 +48,17 @@ func TestPolicy(t *testing.T) {
 	if !p.NamesUser(1000) || !p.Find("guest").HasUser(0) || p.Find("plain").HasUser(0) {
 		t.Error("NamesUser")
 	}
-	if p.Find("nothing") != nil || p.Find("plain").Directory != "/" {
+	if p.Find("nothing") != nil || p.Find("backup").Directory != "/srv" {
 		t.Error("Find")
 	}
 	if p.Find("backup").TTY || !p.Find("plain").TTY {
 		t.Error("a terminal is allowed that is not, or the reverse")
+	}
+	if e := p.Find("plain"); e.Memory != 64<<20 || e.Processes != 5 || e.Time != 90*time.Minute || !slices.Equal(e.Controllers(), []string{"memory", "pids"}) {
+		t.Errorf("limits: %+v", e)
+	}
+	if e := p.Find("guest"); e.Memory != 0 || e.Processes != 0 || e.Time != 0 || len(e.Controllers()) > 0 {
+		t.Errorf("no limits: %+v", e)
 	}
 	// The helper gets the entries as JSON.
 	text, err := json.Marshal(p)
@@ -57,8 +69,8 @@ func TestPolicy(t *testing.T) {
 	if err := json.Unmarshal(text, &again); err != nil {
 		t.Fatal(err)
 	}
-	if !again.Find("plain").TTY {
-		t.Error("the helper allows no terminal")
+	if e := again.Find("plain"); !e.TTY || e.Memory != 64<<20 || e.Processes != 5 || e.Time != 90*time.Minute {
+		t.Errorf("the helper has %+v", e)
 	}
 	for _, c := range []struct {
 		name      string
@@ -96,14 +108,15 @@ func TestKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	for text, kept := range map[string]bool{
-		"- {name: a, match: {name: db}, path: /bin/a, " + sum + ", args: [x], user: nobody}":               true,
-		"- {name: a, users: [7], path: /bin/a, " + sum + ", args: [x], user: nobody}":                      true,
-		"- {name: b, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody}":              false,
-		"- {name: a, match: {name: web}, path: /bin/b, " + sum + ", args: [x], user: nobody}":              false,
-		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [y], user: nobody}":              false,
-		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: games}":               false,
-		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, tty: true}":   false,
-		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, env: [LANG]}": false,
+		"- {name: a, match: {name: db}, path: /bin/a, " + sum + ", args: [x], user: nobody}":                true,
+		"- {name: a, users: [7], path: /bin/a, " + sum + ", args: [x], user: nobody}":                       true,
+		"- {name: b, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody}":               false,
+		"- {name: a, match: {name: web}, path: /bin/b, " + sum + ", args: [x], user: nobody}":               false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [y], user: nobody}":               false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: games}":                false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, tty: true}":    false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, env: [LANG]}":  false,
+		"- {name: a, match: {name: web}, path: /bin/a, " + sum + ", args: [x], user: nobody, memory: 2GiB}": false,
 	} {
 		next, err := parse(t, text)
 		if err != nil {
@@ -118,13 +131,12 @@ func TestKept(t *testing.T) {
 func TestParseErrors(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"{name: b}", "want a list"},
-		{"- {name: b}", "nobody may run it"},
+		{"- {name: b, path: /b, " + sum + ", user: u}", "nobody may run it"},
 		{"- {match: {name: w}}", "no name"},
 		{"- {name: 'a b'}", "want at most 64 letters"},
 		{"- {name: b, match: {name: w}}", "no path"},
-		{"- {name: b, users: []}", "nobody may run it"},
-		{"- {name: b, users: u}", "want a list"},
-		{"- {name: b, users: ['']}", "user's name"},
+		{"- {name: b, users: [], path: /b, " + sum + ", user: u}", "nobody may run it"},
+		{"- {name: b, users: ['']}", "a text that is not empty"},
 		{"- {name: b, path: b}", "absolute path"},
 		{"- {name: b, path: /a/../b}", "absolute path"},
 		{"- {name: b, match: {name: w}, path: /b}", "no sha256"},
@@ -132,15 +144,20 @@ func TestParseErrors(t *testing.T) {
 		{"- {name: b, match: {name: w}, path: /b, " + sum + "}", "no user"},
 		{"- {name: b, user: root}", "cannot run as root"},
 		{"- {name: b, user: '00'}", "cannot run as root"},
-		{"- {name: b, args: '.*'}", "want a list"},
 		{"- {name: b, args: ['(']}", "missing closing"},
 		{"- {name: b, args: [')|(']}", "unexpected )"},
 		{"- {name: b, env: ['A=B']}", "name of a variable"},
 		{"- {name: b, env: [LD_PRELOAD]}", "dynamic linker"},
 		{"- {name: b, match: {ports: 80}}", `unknown key "ports"`},
 		{"- {name: b, tty: maybe}", `"maybe": want true or false`},
+		{"- {name: serve}", "has a command of this name"},
+		{"- {name: b, memory: 64}", "such as 64MiB"},
+		{"- {name: b, memory: 0MiB}", "such as 64MiB"},
+		{"- {name: b, processes: 0}", "want a whole number from 1"},
+		{"- {name: b, time: 100ms}", "want a duration"},
+		{"- {name: b, guests: [g]}", `unknown key "guests"`},
 		{"- {name: b, shell: x}", `unknown key "shell"`},
-		{strings.Repeat("- {name: b, match: {name: w}, path: /b, "+sum+", user: u}\n", 2), "another entry has the name"},
+		{strings.Repeat("- {name: b, match: {name: w}, path: /b, "+sum+", user: u}\n", 2), "two entries have the name"},
 	} {
 		if p, err := parse(t, c.text); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, %v; want %q", c.text, p, err, c.want)

@@ -99,7 +99,7 @@ func (p procfs) read(pid uint32, seen int64, tree *cgroup.Tree) (q inProc, err e
 	defer func() { _ = unix.Close(dir) }()
 	q.since = p.now() - tick
 	if tree != nil {
-		if q.paths, err = tree.Process(dir); err != nil {
+		if q.paths, err = cgroup.Process(dir); err != nil {
 			return q, fmt.Errorf("process %d: %w", pid, err)
 		}
 		// One that has ended and is not yet reaped seems to be in the roots, and has no

@@ -26,6 +26,18 @@ func Path(dir string) (string, error) {
 	return path, nil
 }
 
+// RunVariable is Variable for fairlead-run.
+const RunVariable = "FAIRLEAD_RUN_PROGRAM"
+
+// RunPath is Path for fairlead-run.
+func RunPath(dir string) (string, error) {
+	if path := os.Getenv(RunVariable); path != "" {
+		return path, nil
+	}
+	path := filepath.Join(dir, "fairlead-run")
+	return path, Build("fairlead-run", path)
+}
+
 // Build builds a command of cmd/ as releases are: without cgo, so that it runs in any container.
 func Build(command, path string) error {
 	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", path, "github.com/fairlead/fairlead/cmd/"+command)
