@@ -19,5 +19,5 @@ echo "bench: building $1" >&2
 (cd "$dir/tree" && go build -buildvcs=true -tags grpcnotrace -trimpath -ldflags '-s -w' -o "$dir/fairlead" ./cmd/fairlead)
 # What an earlier version cannot do is noted in the results, and ends nothing: the last line is
 # missing only if the run was interrupted.
-FAIRLEAD_PROGRAM=$dir/fairlead go run ./test/bench -out "$dir/results" >/dev/null || grep -q '^BenchmarkRun ' "$dir/results"
+FAIRLEAD_PROGRAM=$dir/fairlead go -C test run ./bench -out "$dir/results" >/dev/null || grep -q '^BenchmarkRun ' "$dir/results"
 mv "$dir/results" "$results"

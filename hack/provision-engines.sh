@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Provides the real engines that `make test-engines` and `make test-moby` run against.
+# Provides the real engines that `go run ./hack/stages test-engines` and `go run ./hack/stages test-moby` run against.
 #
 #   hack/provision-engines.sh            everything but cluster, apiserver and moby
 #   hack/provision-engines.sh packages   Debian's dockerd, containerd, runc, CNI plugins, etcd, Podman

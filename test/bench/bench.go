@@ -261,9 +261,9 @@ func (b *bench) end() {
 // inVM measures flows over vsock in an emulated machine.
 func inVM(ctx context.Context, b *bench) {
 	b.progress("building and booting Linux")
-	b.collect(exec.CommandContext(ctx, "go", "run", "github.com/fairlead/fairlead/test/vm", "-kernel", "6.12",
+	b.collect(exec.CommandContext(ctx, "go", "-C", "test", "run", "./vm", "-kernel", "6.12",
 		"-tags", "vm", "-bench", "^BenchmarkVsock$", "-env", scaleVariable+"="+scales[b.scale],
-		"github.com/fairlead/fairlead/test/bench"), (*exec.Cmd).Run)
+		"./test/bench"), (*exec.Cmd).Run)
 }
 
 // scaleVariable is the scale of what a test in the emulated machine measures.

@@ -188,5 +188,5 @@ func hooks(ctx context.Context, b *bench) {
 	if b.scale == tiny {
 		args = append(args, "-short")
 	}
-	b.collect(exec.CommandContext(ctx, "go", append(args, "github.com/fairlead/fairlead/internal/observer")...), (*exec.Cmd).Run)
+	b.collect(exec.CommandContext(ctx, "go", append(args, "./internal/observer")...), (*exec.Cmd).Run)
 }

@@ -148,7 +148,7 @@ func TestCapturedDemo(t *testing.T) {
 	screen = regexp.MustCompile(`fairlead \(\d+\)  `).ReplaceAllStringFunc(screen, func(s string) string { return fmt.Sprintf("%-*s", len(s), "fairlead (811)") })
 	screen = strings.TrimRight(same(screen, tmp), "\n") + "\n"
 	if want := capture(t, "fairlead demo", screen); alike(screen) != alike(want) {
-		t.Errorf("docs/cli.md (-) differs from the screen (+): go test -tags root ./test/e2e -run Captured -update\n%s",
+		t.Errorf("docs/cli.md (-) differs from the screen (+): go -C test test -tags root ./e2e -run Captured -update\n%s",
 			gocmp.Diff(strings.Split(alike(want), "\n"), strings.Split(alike(screen), "\n")))
 	}
 	for port := 9000; port < 9003; port++ { // so that there are more events than rows for them

@@ -155,7 +155,7 @@ func (r *rig) documented(atLeast int, of ...tried) {
 		t.Fatal(err)
 	}
 	watched := time.Second // for a watch, which does not end by itself
-	r.eventually("docs/cli.md is what the commands print: go test -tags root ./test/e2e -run Transcripts -update", func() error {
+	r.eventually("docs/cli.md is what the commands print: go -C test test -tags root ./e2e -run Transcripts -update", func() error {
 		commands := 0
 		r.typed("fairlead config loglevel set info", r.agentCtl, watched) // the try before has changed it
 		fresh := transcript.ReplaceAllStringFunc(string(doc), func(block string) string {

@@ -26,7 +26,7 @@ import (
 // BenchmarkFilter compares a source whose notifications are filtered with one that reads
 // all, turn by turn, because the machine is never quiet.
 //
-//	go test -tags root -run '^$' -bench BenchmarkFilter ./test/nat
+//	go -C test test -tags root -run '^$' -bench BenchmarkFilter ./nat
 func BenchmarkFilter(b *testing.B) {
 	for _, rules := range []int{10, 1000, 10_000} {
 		b.Run(fmt.Sprintf("one change of %d rules", rules), func(b *testing.B) {
