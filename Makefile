@@ -53,7 +53,7 @@ chaos: ## Break agent, host, engines and link at random for MINUTES (3) from SEE
 	@go run ./hack/stages -v chaos
 
 .PHONY: bench
-bench: ## Measure and write docs/benchmarks (root; RUNS (3) of 30 minutes; BEFORE: a commit to measure once, first)
+bench: ## Measure and write docs/benchmarks (root; RUNS (3) of 20 minutes; BEFORE: a commit to measure in turns)
 	@go run ./hack/stages -v bench
 
 .PHONY: docs

@@ -81,9 +81,11 @@ func stages() []stage {
 		}},
 		{"test-unit", "tests that need neither root nor another kernel, with the race detector", false, nil, unit},
 		{"test-root", "tests that make namespaces, rules and BPF programs on this kernel (root)", true, nil, func() []part {
-			return inBoth("", func(m string) []string {
+			works := tests("bench", "test", "-tags", "root", "-run", "^$", "-bench", ".", "-skip", "PostgreSQL|Redis", "-benchtime", "1x", "./bench")
+			works.env = []string{"FAIRLEAD_BENCH=short"}
+			return append(inBoth("", func(m string) []string {
 				return slices.Concat([]string{"-tags", "root", "-p", "1", "-count", "1", "-timeout", "60m"}, tagged(m, "root"))
-			})
+			}), works)
 		}},
 		{"test-browser", "the page in Chromium, and dashboard and alerts in Prometheus (root)", true, []string{"hack/provision.sh browser"}, func() []part {
 			return []part{tests("", "test", "-tags", "engines", "-count", "1", "-timeout", "30m", "./observe")}
@@ -132,14 +134,12 @@ func stages() []stage {
 			return []part{vm("", "-kernel", "6.12", "-accel", "tcg", "-cpus", "1", "-memory", "2048", "-timeout", "9m", "-env", "FAIRLEAD_LIMIT=3m", "-tags", "boot", "./test/nested")}
 		}},
 		{"chaos", "break agent, host, engines and link at random for MINUTES (3) from SEED (1), and check what stays (root; KERNEL: emulated; RUNS, REPORT)", true, []string{"hack/provision.sh base"}, chaos},
-		{"bench", "measure fairlead against polling and write docs/benchmarks (root; RUNS (3) of 30 minutes; BEFORE: a commit to measure once, first)", true,
-			[]string{"hack/provision.sh base vm", engines + " packages kube"}, bench},
-		{"bench-quick", "measure latency, a burst, NAT rules and flows as ratios (root; 2 minutes)", true, nil, func() []part {
-			return []part{check("", "go", "-C", "test", "run", "./bench", "-scale", "quick", "-only", "latency,burst,nat,flows")}
-		}},
-		{"bench-micro", "the Go benchmarks that match BENCH (root)", true, nil, func() []part {
+		{"bench", "measure fairlead and write docs/benchmarks (root; RUNS (3) of 20 minutes; BEFORE: a commit to measure in turns; BENCH)", true,
+			[]string{"hack/provision.sh base", engines + " databases"}, func() []part { return []part{check("", "hack/bench.sh")} }},
+		{"bench-micro", "the other Go benchmarks that match BENCH (root)", true, nil, func() []part {
 			return inBoth("", func(m string) []string {
-				return slices.Concat([]string{"-tags", "root", "-run", "^$", "-bench", variable("BENCH", "."), "-benchmem", "-p", "1", "-timeout", "60m"}, having(m, benchmark))
+				return slices.Concat([]string{"-tags", "root", "-run", "^$", "-bench", variable("BENCH", "."), "-benchmem", "-p", "1", "-timeout", "60m"},
+					slices.DeleteFunc(having(m, benchmark), func(dir string) bool { return dir == "./bench" }))
 			})
 		}},
 		// The API server is built with optimisation, unlike that of the tests, which takes three times longer.
@@ -298,16 +298,6 @@ func chaos() []part {
 		parts = append(parts, check("provision", "hack/provision.sh", "vm"))
 	}
 	return append(parts, check("run", args...))
-}
-
-func bench() []part {
-	var parts []part
-	const before = "docs/benchmarks/before.txt"
-	if rev := os.Getenv("BEFORE"); rev != "" {
-		parts = append(parts, check("before", "hack/bench-before.sh", rev, before))
-	}
-	return append(parts, check("now", "go", "-C", "test", "run", "./bench", "-runs", variable("RUNS", "3"), "-before", before,
-		"-report", "docs/benchmarks", "-out", "docs/benchmarks/results.txt"))
 }
 
 // fuzz is a part for each target. The time of all is divided among them.
