@@ -46,7 +46,7 @@ for ((i = 0; i < ${RUNS:-3}; i++)); do
 	[ -z "${BEFORE:-}" ] || measure before "$work/tree"
 	measure results .
 done
-go -C test tool benchstat ${BEFORE:+"before=$work/before"} "now=$work/results"
+go -C test tool benchstat -ignore commit,date,load ${BEFORE:+"before=$work/before"} "now=$work/results"
 if [ -z "${BENCH:-}" ]; then
 	for name in before results; do
 		[ ! -e "$work/$name" ] || cp "$work/$name" "$results/$name.txt"
