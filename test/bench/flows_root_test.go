@@ -7,7 +7,6 @@ package bench
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -21,6 +20,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/privilege"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
@@ -72,7 +72,7 @@ func ways(b *testing.B) (direct, splice, link *way) {
 			go serve(c)
 		}
 	}()
-	go serveUDP(udp)
+	go echo.ServePackets(udp)
 	g.startAgent()
 	g.startHost()
 	direct = &way{from: g.space, port: serverTCP}
@@ -126,18 +126,6 @@ func serve(c net.Conn) {
 	case askSource:
 		for err == nil {
 			_, err = c.Write(b)
-		}
-	}
-}
-
-func serveUDP(c net.PacketConn) {
-	for b := make([]byte, 2048); ; {
-		n, from, err := c.ReadFrom(b)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err == nil {
-			_, _ = c.WriteTo(b[:n], from)
 		}
 	}
 }
