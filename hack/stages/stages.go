@@ -136,11 +136,9 @@ func stages() []stage {
 		{"chaos", "break agent, host, engines and link at random for MINUTES (3) from SEED (1), and check what stays (root; KERNEL: emulated; RUNS, REPORT)", true, []string{"hack/provision.sh base"}, chaos},
 		{"bench", "measure fairlead and write docs/benchmarks (root; RUNS (3) of 20 minutes; BEFORE: a commit to measure in turns; BENCH)", true,
 			[]string{"hack/provision.sh base", engines + " databases"}, func() []part { return []part{check("", "hack/bench.sh")} }},
-		{"bench-micro", "the other Go benchmarks that match BENCH (root)", true, nil, func() []part {
-			return inBoth("", func(m string) []string {
-				return slices.Concat([]string{"-tags", "root", "-run", "^$", "-bench", variable("BENCH", "."), "-benchmem", "-p", "1", "-timeout", "60m"},
-					slices.DeleteFunc(having(m, benchmark), func(dir string) bool { return dir == "./bench" }))
-			})
+		{"bench-micro", "the benchmarks of packages that match BENCH (root)", true, nil, func() []part {
+			return []part{tests("", ".", slices.Concat([]string{"-tags", "root", "-run", "^$", "-bench", variable("BENCH", "."), "-benchmem", "-p", "1", "-timeout", "60m"},
+				having(".", benchmark))...)}
 		}},
 		// The API server is built with optimisation, unlike that of the tests, which takes three times longer.
 		{"fleet", "measure the inventories of AGENTS (500) with a real API server, built once, and write docs/fleet.md (root; 8 minutes)", true,
