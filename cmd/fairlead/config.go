@@ -175,6 +175,7 @@ func check(path string, host bool) checked {
 	if err == nil {
 		v.Rules = set.Len()
 		v.Warnings = append(v.Warnings, set.Unreachable()...)
+		v.Warnings = append(v.Warnings, set.OneFamily()...)
 		return v
 	}
 	for _, err := range leaves(err) {

@@ -72,8 +72,7 @@ func expose(c *cobra.Command, control string, q forwards.Request, at string) err
 	if err != nil {
 		return err
 	}
-	end := forwards.Request{Op: forwards.Hide, Protocol: q.Protocol, Port: q.Port, Guest: q.Guest}
-	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), end.Command(), v)
+	return writeExposed(c.OutOrStdout(), painter(c.OutOrStdout()), slot.String(), q.Undo().Command(), v)
 }
 
 // showsFirewall is the command that shows the rules of a system's firewall, where that is not nft.
@@ -83,11 +82,11 @@ var showsFirewall = map[string]string{
 }
 
 func writeExposed(w io.Writer, paint status.Painter, at, end string, v status.ForwardChange) error {
-	i := slices.IndexFunc(v.Rules, func(r status.ForwardRule) bool { return slices.Contains(v.Added, r.Name) })
+	i := slices.IndexFunc(v.Requests, func(r status.Requested) bool { return slices.Contains(v.Added, r.Request) })
 	if i < 0 {
-		return errors.New("the rule was removed again meanwhile: try again")
+		return errors.New("it was undone again meanwhile: try again")
 	}
-	r := v.Rules[i]
+	r := v.Requests[i]
 	const form = "2006-01-02 15:04:05 UTC"
 	until := r.Until.Format(form)
 	openUntil := until

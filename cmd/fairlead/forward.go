@@ -23,9 +23,9 @@ import (
 func newForward() *cobra.Command {
 	root := &cobra.Command{Use: "forward", Short: "Forward ports while fairlead runs", Args: noArgs, GroupID: groupChange,
 		Long: "Forward ports while fairlead runs, in the guest or on the host.\n\n" +
-			"What is added is a rule in a file of its own (--forwards-file), which survives restarts. These rules\n" +
-			"are evaluated after those of the configuration: they never allow what a rule there denies, and open\n" +
-			"no address that is not open without them.",
+			"What is requested is kept in a file of its own (--forwards-file), which survives restarts. It is\n" +
+			"evaluated after the rules of the configuration: it never allows what a rule there denies, and opens\n" +
+			"no address that is not open without it.",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	root.AddCommand(newForwardAdd(), newForwardLs(),
 		newChange(forwards.Remove, "rm [NAME:]PORT[/tcp|/udp]", "Undo all that was added for a port", "  fairlead forward rm 8080\n  fairlead forward rm web:80"))
@@ -48,7 +48,7 @@ func guestFlag(c *cobra.Command, guest *string) {
 
 func newForwardAdd() *cobra.Command {
 	var control, bind string
-	q := forwards.Request{Op: forwards.Add}
+	q := forwards.Request{Op: forwards.Forward}
 	c := &cobra.Command{
 		Use: "add [NAME:|HOST:]PORT[/tcp|/udp]", Short: "Forward a port of the guest, or one that a container or Service has not published",
 		Long: "Forward a port of the guest, at another host port or address if wanted: 8080:80 is `80 --to 8080`.\n" +
@@ -134,24 +134,10 @@ func change(c *cobra.Command, control string, q forwards.Request, at string) err
 	if err != nil {
 		return err
 	}
-	if err := stillDenied(q, v); err != nil {
-		return err
+	if v.Closed != "" && len(v.Added)+len(v.Removed) == 0 {
+		return fmt.Errorf("nothing to change: %s", status.Quote(v.Closed))
 	}
 	return writeChange(c.OutOrStdout(), v)
-}
-
-// stillDenied returns which rule keeps a port closed that was to be allowed, and is allowed already.
-func stillDenied(q forwards.Request, v status.ForwardChange) error {
-	if q.Op != forwards.Allow || len(v.Added)+len(v.Removed) > 0 {
-		return nil
-	}
-	q.Op = forwards.Remove
-	for _, r := range v.Rules {
-		if r.Undo != nil && *r.Undo == q && r.State == port.Denied.String() {
-			return fmt.Errorf("nothing to change by %s: %s", status.Quote(r.Name), status.Quote(r.Reason))
-		}
-	}
-	return nil
 }
 
 // selectPort has a request select what an argument names, "8080", "53/udp", "18080:8080" or
@@ -204,7 +190,7 @@ func (m mapping) selectPort(q *forwards.Request, at string) error {
 	given := q.To
 	q.Protocol, q.Port = m.guest.Protocol, m.guest.Port
 	switch {
-	case q.Op != forwards.Add && m.host != 0:
+	case q.Op != forwards.Forward && m.host != 0:
 		return fmt.Errorf("%q: want the guest's port: `%s`", at, q.Command())
 	case given != 0 && m.host != 0 && given != m.host:
 		return fmt.Errorf("%q: --to %d is another host port", at, given)
@@ -221,13 +207,13 @@ func (m mapping) selectPort(q *forwards.Request, at string) error {
 
 func writeChange(w io.Writer, v status.ForwardChange) error {
 	var lines []string
-	for _, name := range v.Removed {
-		lines = append(lines, "Removed: "+status.Quote(name))
+	for _, q := range v.Removed {
+		lines = append(lines, "Removed: "+status.Quote(q.String()))
 	}
-	for _, name := range v.Added {
-		line := "Added: " + status.Quote(name)
-		for _, r := range v.Rules {
-			if r.Name == name {
+	for _, q := range v.Added {
+		line := "Added: " + status.Quote(q.String())
+		for _, r := range v.Requests {
+			if r.Request == q {
 				line += inParentheses(r)
 			}
 		}
@@ -236,18 +222,21 @@ func writeChange(w io.Writer, v status.ForwardChange) error {
 	if len(lines) == 0 {
 		lines = append(lines, "Nothing to change.")
 	}
+	if v.Closed != "" {
+		lines = append(lines, "Still closed: "+status.Quote(v.Closed))
+	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err
 }
 
-// inParentheses is what is to be known of a rule that was added: its state, unless it has the
-// effect that is asked for, and what is not as asked for.
-func inParentheses(r status.ForwardRule) string {
+// inParentheses says of a request that was added its state, unless it has the effect that is asked
+// for, and what is not as asked for.
+func inParentheses(r status.Requested) string {
 	var list []string
 	switch {
-	case r.Action == "deny":
+	case r.Request.Op == forwards.Deny:
 		list = append(list, r.Reason)
-	case r.Action != "allow" || r.State == "" || r.State == port.Active.String():
+	case r.Request.Op == forwards.Expose || r.State == "" || r.State == port.Active.String():
 	case r.Code.NamesRule(): // "denied by rule 1"
 		list = append(list, r.Reason)
 	default:
@@ -286,26 +275,29 @@ func newForwardLs() *cobra.Command {
 }
 
 func writeForwards(w io.Writer, v status.Forwards) error {
-	if len(v.Rules) == 0 {
+	if len(v.Requests) == 0 {
 		_, err := fmt.Fprintln(w, "Nothing was added.")
 		return err
 	}
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	_, _ = fmt.Fprintln(tw, "RULE\tHOST PORT\tSTATE\tAT\tREASON")
-	for i, r := range v.Rules {
+	_, _ = fmt.Fprintln(tw, "REQUEST\tHOST PORT\tSTATE\tAT\tREASON")
+	for _, r := range v.Requests {
 		var at []string
 		for _, a := range r.HostAddresses {
 			at = append(at, a.String())
 		}
-		hostPort := r.HostPort
-		if r.Action != "allow" {
-			hostPort = "-"
+		hostPort := "-"
+		switch q := r.Request; {
+		case q.To != 0:
+			hostPort = strconv.Itoa(int(q.To))
+		case q.Op == forwards.Forward || q.Op == forwards.Allow:
+			hostPort = "same"
 		}
 		if !r.Until.IsZero() && r.State != port.Active.String() {
 			r.Reason = strings.TrimPrefix(r.Reason+"; ends at "+r.Until.Format("2006-01-02 15:04:05 UTC"), "; ")
 		}
 		r.Reason = strings.TrimSuffix(strings.TrimPrefix(r.Reason+"; "+r.Note, "; "), "; ")
-		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", status.Quote(cmp.Or(r.Name, fmt.Sprintf("rule %d", i+1))), hostPort,
+		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", status.Quote(r.Request.String()), hostPort,
 			cmp.Or(r.State, "-"), cmp.Or(strings.Join(at, ", "), "-"), status.Quote(cmp.Or(r.Reason, "-")))
 	}
 	return tw.Flush()

@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 func newLogLevel() *cobra.Command {
@@ -106,14 +106,14 @@ func setLevel(ctx context.Context, control *status.Client, r loglevel.Request) (
 // checkLevel returns why a request makes no sense, and completes it.
 func checkLevel(c *cobra.Command, r *loglevel.Request) error {
 	if !slices.Contains(loglevel.Names(), r.Level) {
-		return fmt.Errorf("log level %q: want %s%s", r.Level, yamltree.OneOf(loglevel.Names()), yamltree.Suggest(r.Level, loglevel.Names()))
+		return fmt.Errorf("log level %q: want %s%s", r.Level, words.OneOf(loglevel.Names()), words.Suggest(r.Level, loglevel.Names()))
 	}
 	if c.Flags().Changed("component") && len(r.Components) == 0 {
 		return fmt.Errorf("--component \"\": want one of %s", strings.Join(loglevel.Components(), ", "))
 	}
 	for _, name := range r.Components {
 		if known := loglevel.Components(); !slices.Contains(known, name) {
-			return fmt.Errorf("--component %q: want one of %s%s", name, strings.Join(known, ", "), yamltree.Suggest(name, known))
+			return fmt.Errorf("--component %q: want one of %s%s", name, strings.Join(known, ", "), words.Suggest(name, known))
 		}
 	}
 	given := c.Flags().Changed("for")

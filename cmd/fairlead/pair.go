@@ -110,7 +110,7 @@ func (f *pairFlags) run(c *cobra.Command) error {
 }
 
 // sshDocument is how to connect to a guest by ssh alone.
-const sshDocument = "https://github.com/fairlead/fairlead/blob/main/docs/host.md#ssh"
+const sshDocument = "https://github.com/fairlead/fairlead/blob/main/docs/linux-vm.md#ssh"
 
 // host returns the configuration with which `fairlead host` starts on this machine, as far as
 // it matters here: with --link-token no file is read.

@@ -166,15 +166,15 @@ func TestPairOverSSHWithoutAToken(t *testing.T) {
 	homeOfUser(t)
 	fakeProgram(t, "ssh", "echo cat: no such file >&2; exit 1")
 	asUser(t, func() {
-		if _, stderr, code := execute(t, "host", "pair", "--ssh", "root@vm"); code == exitOK || !strings.Contains(stderr, "docs/host.md#ssh") {
+		if _, stderr, code := execute(t, "host", "pair", "--ssh", "root@vm"); code == exitOK || !strings.Contains(stderr, "docs/linux-vm.md#ssh") {
 			t.Errorf("exit %d, %q", code, stderr)
 		}
-		if _, stderr, code := execute(t, "host", "pair", "--ssh", "root@vm", "--guest-file", "/x"); code == exitOK || strings.Contains(stderr, "docs/host.md#ssh") {
+		if _, stderr, code := execute(t, "host", "pair", "--ssh", "root@vm", "--guest-file", "/x"); code == exitOK || strings.Contains(stderr, "docs/linux-vm.md#ssh") {
 			t.Errorf("asked for: exit %d, %q", code, stderr)
 		}
 	})
-	text, err := os.ReadFile("../../docs/host.md")
-	if err != nil || !strings.Contains(string(text), "\n### ssh\n") {
+	text, err := os.ReadFile("../../docs/linux-vm.md")
+	if err != nil || !strings.Contains(string(text), "\n## ssh\n") {
 		t.Errorf("the chapter that is named: %v", err)
 	}
 }

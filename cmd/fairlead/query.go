@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 // output is the -o flag of a command.
@@ -30,7 +30,7 @@ type output struct {
 
 func (o *output) register(c *cobra.Command, known ...string) {
 	o.known = known
-	c.Flags().StringVarP(&o.format, "output", "o", known[0], "output format: "+yamltree.OneOf(known))
+	c.Flags().StringVarP(&o.format, "output", "o", known[0], "output format: "+words.OneOf(known))
 	// The only error is an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 }
@@ -41,7 +41,7 @@ func (o *output) validate() error {
 			return nil
 		}
 	}
-	return usageError{fmt.Errorf("--output %q: want %s", o.format, yamltree.OneOf(o.known))}
+	return usageError{fmt.Errorf("--output %q: want %s", o.format, words.OneOf(o.known))}
 }
 
 func controlFlag(c *cobra.Command, path *string) {
@@ -82,7 +82,7 @@ func defaultControl(paths []string) string {
 
 func filterFlag(c *cobra.Command, terms *[]string) {
 	c.Flags().StringArrayVar(terms, "filter", nil,
-		"show matching ports: a word, or KEY=VALUE with "+yamltree.OneOf(status.FilterKeys())+" (may be repeated)")
+		"show matching ports: a word, or KEY=VALUE with "+words.OneOf(status.FilterKeys())+" (may be repeated)")
 	// The only error is an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("filter", completeFilter)
 }

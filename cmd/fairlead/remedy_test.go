@@ -34,7 +34,7 @@ func changing(t *testing.T, host bool) *forwards.Store {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	log := slog.New(slog.DiscardHandler)
-	store := forwards.NewStore(filepath.Join(dir, "forwards.yaml"), rules.Empty(rules.Loopback()), host, log, func(*rules.Set) {})
+	store := forwards.NewStore(filepath.Join(dir, "forwards.json"), rules.Empty(rules.Loopback()), host, log, func(*rules.Set) {})
 	s := status.NewServer(status.Options{Provider: guest{empty: true}, Forwards: store, Demands: func(port.Demand) port.Reason { return port.Because(port.NotServedYet) }, Logger: log})
 	go func() { done <- s.Serve(ctx, l, true) }()
 	t.Cleanup(func() {
@@ -178,19 +178,10 @@ func TestAllowingWorks(t *testing.T) {
 	}
 }
 
-func listed(t *testing.T, store *forwards.Store) []rules.Rule {
-	t.Helper()
-	list, err := store.List()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return list
-}
-
 // decision is what the rules of the store decide about a port.
 func decision(t *testing.T, store *forwards.Store, host bool, p explain.Publication) port.Decision {
 	t.Helper()
-	set, err := rules.Empty(rules.Loopback()).WithRuntime(listed(t, store))
+	set, err := rules.Empty(rules.Loopback()).WithRuntime(forwards.Rules(store.List()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -95,9 +95,6 @@ type Agent struct {
 	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only reloaded is in effect
 	metrics    *metrics.Agent
 	server     *status.Server
-	served     schedule.Signal // the metrics or the page were read, or all hooks were tried
-	shrunk     schedule.Signal // most of many rules or ports have gone
-	busy       schedule.Signal // many ports were merged
 	tried      schedule.Signal // hooks were attached, or could not be
 	problems   schedule.Signal // the NAT rules that are not understood may have changed
 
@@ -114,7 +111,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 		return nil, errors.New("--observer bpf loads BPF programs, which needs root: run it as root, or with --observer poll")
 	}
 	a := &Agent{
-		cfg: cfg, log: log, sockets: new(own.Sockets), trace: new(trace.Hub), served: schedule.NewSignal(), shrunk: schedule.NewSignal(), busy: schedule.NewSignal(),
+		cfg: cfg, log: log, sockets: new(own.Sockets), trace: new(trace.Hub),
 		problems: schedule.NewSignal(), tried: schedule.NewSignal(), files: engine.NewFiles(log), started: uint64(privilege.Effective()),
 	}
 	if err := a.wireSources(); err != nil {
@@ -143,7 +140,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	a.server = status.NewServer(status.Options{
 		Tokens:   page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, ConfigFile: a.cfg.File(), Served: a.served, Trace: a.trace,
+		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, ConfigFile: a.cfg.File(), Trace: a.trace,
 	})
 	return a, nil
 }
@@ -171,7 +168,7 @@ func (a *Agent) wireSources() error {
 	if err != nil {
 		return fmt.Errorf("observer: %w", err)
 	}
-	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log, Shrunk: a.shrunk, Busy: a.busy})
+	a.registry = registry.New(registry.Options{Rules: a.cfg.Rules, Logger: a.log})
 	for _, name := range a.cfg.Sources {
 		if name == "kube" {
 			if err := a.wireKube(); err != nil {
@@ -292,7 +289,7 @@ func (a *Agent) engineRetry() engine.Retry {
 
 func (a *Agent) newNATSource() (Source, error) {
 	o := a.natOptions()
-	o.Log, o.Shrunk, o.Problems, o.Attached = a.log, a.shrunk, a.problems, a.tried
+	o.Log, o.Problems, o.Attached = a.log, a.problems, a.tried
 	if a.mayLoadBPF() {
 		return nat.NewHooked(o)
 	}
@@ -450,7 +447,7 @@ func (a *Agent) Run(ctx context.Context, watch func(ctx context.Context, onChang
 	g.Go(func() error { return a.registry.Run(ctx) })
 	g.Go(func() error { return a.reconciler.Run(ctx) })
 	g.Go(func() error {
-		a.releaseMemory(ctx)
+		memory.Keep(ctx, a.registry.Ready(), memory.Percent)
 		return nil
 	})
 	g.Go(func() error { return newNotifier(a).run(ctx) })
@@ -527,7 +524,6 @@ func (a *Agent) reload(cfg config.Agent, err error) {
 	a.reloadPolicy() // which is not read with the rest
 	if err != nil {
 		a.log.Error("configuration refused; keeping the previous one", "err", err)
-		a.forwards.Refuse(err)
 		return
 	}
 	a.forwards.Reload(cfg.Rules)
@@ -552,41 +548,4 @@ func (a *Agent) applyRules(set *rules.Set) {
 	a.registry.SetRules(set)
 	a.rules.Store(set)
 	a.demand.Ask(asked)
-}
-
-// releaseMemory returns memory to the kernel after the start, after all hooks were tried,
-// after a source began or failed, after the metrics or the page were read, after many ports
-// came, and after most rules have gone.
-func (a *Agent) releaseMemory(ctx context.Context) {
-	sources := a.registry.Sources().Watch()
-	defer sources.Close()
-	freed, forgot := false, false
-	memory.Releaser{
-		Ready: a.registry.Ready(), GCPercent: 35,
-		// The kernel's types are dropped when all hooks were tried. Before that, on a machine
-		// so slow that its start takes long, each hook would have to read them again.
-		Forget: func() {
-			if !forgot && a.attached() {
-				a.types.Forget()
-				forgot, freed = true, true
-			}
-		},
-		Work: func(ctx context.Context) error {
-			select {
-			case <-ctx.Done():
-			case <-sources.C():
-				sources.Take()
-			case <-a.served:
-			case <-a.busy:
-			case <-a.shrunk:
-				freed = true
-			}
-			return ctx.Err()
-		},
-		Freed: func() bool {
-			was := freed
-			freed = false
-			return was
-		},
-	}.Run(ctx)
 }

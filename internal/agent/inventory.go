@@ -142,7 +142,7 @@ func (a *Agent) listed() inventory.Report {
 	for _, p := range pubs.All() {
 		row := describe(p, outs)
 		listed := inventory.Port{
-			Key: p.Key, DualStack: p.DualStack, State: row.State, Since: p.Since.UTC().Truncate(time.Second), Owner: inventory.OwnerOf(p.Owner),
+			Key: p.Key, State: row.State, Since: p.Since.UTC().Truncate(time.Second), Owner: inventory.OwnerOf(p.Owner),
 			Withheld: inventory.Withheld(p.Origins),
 		}
 		for _, o := range p.Origins {

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -10,9 +11,11 @@ import (
 	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/sink/listener"
 	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/table"
 )
 
 // propagated records the times from kernel events to the acknowledgement of sink.
@@ -110,21 +113,46 @@ func (a *Agent) countPublications(s *metrics.AgentSnapshot) {
 	s.Outcomes = make(map[metrics.SinkState]int)
 	for key, p := range pubs.All() {
 		reported, _ := outs.Get(key)
-		state := port.Pending
-		for i, o := range reported {
-			if i == 0 || o.State > state {
-				state = o.State
-			}
+		for _, o := range reported {
 			s.Outcomes[metrics.SinkState{Sink: o.Sink, State: o.State}]++
 		}
-		if !p.Decision.Allow && !p.Decision.Pending() {
-			state = port.Denied
+		state, origins := stateOf(p, outs), p.Origins
+		if q, ok := otherFamily(pubs, p); ok {
+			if key.Address.Is6() {
+				continue // its port was counted
+			}
+			state, origins = max(state, stateOf(q, outs)), slices.Concat(origins, q.Origins)
 		}
 		s.Publications[state]++
-		for i, o := range p.Origins { // sorted by source
-			if i == 0 || o.Source != p.Origins[i-1].Source {
+		for i, o := range origins {
+			if !slices.ContainsFunc(origins[:i], func(p port.OriginInfo) bool { return p.Source == o.Source }) {
 				s.BySource[metrics.SourceState{Source: o.Source, State: state}]++
 			}
 		}
 	}
+}
+
+// stateOf is the best of the outcomes of a publication.
+func stateOf(p port.Publication, outs table.View[port.Key, reconcile.Outcomes]) port.State {
+	if !p.Decision.Allow && !p.Decision.Pending() {
+		return port.Denied
+	}
+	state := port.Pending
+	reported, _ := outs.Get(p.Key)
+	for i, o := range reported {
+		if i == 0 || o.State > state {
+			state = o.State
+		}
+	}
+	return state
+}
+
+// otherFamily returns what the owner of a publication has in the other family: both are one port.
+func otherFamily(pubs table.View[port.Key, port.Publication], p port.Publication) (port.Publication, bool) {
+	k, ok := p.Key.OtherFamily()
+	if !ok {
+		return port.Publication{}, false
+	}
+	q, ok := pubs.Get(k)
+	return q, ok && q.Owner.Same(p.Owner)
 }

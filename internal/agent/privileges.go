@@ -79,7 +79,7 @@ func (a *Agent) limitAttached(ctx context.Context) {
 			return
 		}
 	}
-	a.served.Notify() // the types of the kernel can be dropped
+	a.types.Forget()
 	if a.confined && a.limit(a.capabilities) {
 		a.log.Debug("capabilities dropped that only attaching hooks needs")
 	}

@@ -43,19 +43,24 @@ func (p provider) List() status.List {
 	return l
 }
 
-// counts returns the number of active publications, and of all. Unlike List it does
+// counts returns the number of active ports, and of all. Unlike List it does
 // not allocate for each.
 func (p provider) counts() (active, all int) {
-	pubs := p.registry.Publications().View()
-	for k, reported := range p.outcomes.View().All() {
-		if !slices.ContainsFunc(reported, func(o reconcile.SinkOutcome) bool { return o.State == port.Active }) {
-			continue
+	pubs, outs := p.registry.Publications().View(), p.outcomes.View()
+	for k, pub := range pubs.All() {
+		isActive := stateOf(pub, outs) == port.Active
+		if other, ok := otherFamily(pubs, pub); ok {
+			if k.Address.Is6() {
+				continue // its port was counted
+			}
+			isActive = isActive || stateOf(other, outs) == port.Active
 		}
-		if _, ok := pubs.Get(k); ok { // not if it is in its hold-down
+		all++
+		if isActive {
 			active++
 		}
 	}
-	return active, pubs.Len()
+	return active, all
 }
 
 func (p provider) Sources() []status.Source {

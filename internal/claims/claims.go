@@ -10,16 +10,12 @@
 // otherwise two claims overlap if they name the same address. Claims are looked
 // at in the order of precedence:
 //
-//  1. what asks for the port by itself or by a rule, before what asks by a label (see
-//     Claim.Yields),
-//  2. the guest that came first (a host may follow several),
-//  3. what the guest publishes before what is only kept (see Claim.Kept),
-//  4. what asks for the port before what was given it instead of another one,
-//  5. what somebody asked for at this host port before what has it for its own number (see
-//     Claim.Asked),
-//  6. the guest address: 127.0.0.1 and ::1, then a wildcard, then any other,
-//  7. the publication's key,
-//  8. the host address.
+//  1. What asks for the port by itself or by a rule precedes what asks by a label (Yields).
+//  2. The guest that came first precedes the others (a host may follow several).
+//  3. What a guest publishes precedes what is only kept of it (Kept); of each the lower
+//     Standing precedes.
+//  4. The guest addresses 127.0.0.1 and ::1 precede a wildcard, and that any other.
+//  5. The publication's key and the host address decide the rest.
 //
 // A claim is refused if it overlaps one of another server that was accepted
 // before it. So the order in which claims arrive never matters.
@@ -70,27 +66,38 @@ type Claim struct {
 	// It serves no claim that is not kept.
 	Kept bool
 
-	// Moved says that the host port is instead of another one, which was in use.
-	Moved bool
-
-	// Asked says that a rule gives the publication this host port in place of its own number,
-	// or that the publication is there because somebody asked for it by name.
-	Asked bool
+	Standing Standing
 
 	// Yields says that a label of the owner asks for the host port: it is nobody's right.
 	Yields bool
+}
+
+// Standing is why a publication has a host port. The lower one precedes.
+type Standing uint8
+
+// The reasons to have a host port.
+const (
+	Asked Standing = iota // a rule gives it this number in place of its own, or somebody asked for it by name
+	Own                   // it is its own number
+	Moved                 // it is instead of another number, which was in use
+)
+
+// StandingOf returns the standing of a publication that was not moved, and that somebody asked
+// for by name or not.
+func StandingOf(k port.Key, host netip.AddrPort, byName bool) Standing {
+	if byName || k.Port != host.Port() {
+		return Asked
+	}
+	return Own
 }
 
 // Of returns the claim of p to one host address.
 func Of(p *port.Publication, host netip.AddrPort) Claim {
 	return Claim{
 		Key: p.Key, Owner: p.Owner, Rule: p.Rule, Host: host, Yields: p.Decision.Yields,
-		Asked: Asked(p.Key, host, slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand })),
+		Standing: StandingOf(p.Key, host, slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand })),
 	}
 }
-
-// Asked returns that of a claim, for a publication that somebody asked for by name or not.
-func Asked(k port.Key, host netip.AddrPort, byName bool) bool { return byName || k.Port != host.Port() }
 
 // String names the publication, and its owner if it has a name.
 func (c Claim) String() string { return Name(c.Key, "", c.Owner) }
@@ -149,8 +156,7 @@ func compare(a, b *Claim) int {
 		last(a.Yields, b.Yields),
 		cmp.Compare(a.Guest, b.Guest),
 		last(a.Kept, b.Kept),
-		last(a.Moved, b.Moved),
-		last(!a.Asked, !b.Asked),
+		cmp.Compare(a.Standing, b.Standing),
 		cmp.Compare(precedence(a.Key.Address), precedence(b.Key.Address)),
 		a.Key.Compare(b.Key),
 		a.Host.Compare(b.Host),

@@ -23,7 +23,7 @@ func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 
 func claim(guest string, owner port.Owner, host string) Claim {
 	a := ap(guest)
-	return Claim{Key: port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()}, Owner: owner, Host: ap(host)}
+	return Claim{Key: port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()}, Owner: owner, Host: ap(host), Standing: Own}
 }
 
 func inCluster(o port.Owner, name string) port.Owner { o.Cluster = name; return o }
@@ -32,9 +32,9 @@ func of(guest int, c Claim) Claim   { c.Guest = guest; return c }
 func by(rule uint64, c Claim) Claim { c.Rule = rule; return c }
 func unavailable(c Claim) Claim     { c.Unavailable = true; return c }
 func kept(c Claim) Claim            { c.Kept = true; return c }
-func asked(c Claim) Claim           { c.Asked = Asked(c.Key, c.Host, false); return c }
-func byName(c Claim) Claim          { c.Asked = Asked(c.Key, c.Host, true); return c }
-func moved(c Claim) Claim           { c.Moved = true; return c }
+func asked(c Claim) Claim           { c.Standing = StandingOf(c.Key, c.Host, false); return c }
+func byName(c Claim) Claim          { c.Standing = StandingOf(c.Key, c.Host, true); return c }
+func moved(c Claim) Claim           { c.Standing = Moved; return c }
 func udp(c Claim) Claim             { c.Key.Protocol = port.UDP; return c }
 
 // show writes verdicts as "+" for a winner, "=N" for a claim that N serves and
@@ -147,7 +147,7 @@ func TestDecide(t *testing.T) {
 			of(1, asked(claim("0.0.0.0:8080", none, lo))), claim("0.0.0.0:80", none, lo),
 		}, []string{"!1", "+"}},
 		{"what was moved has no right by that", []Claim{
-			asked(moved(claim("0.0.0.0:79", none, lo))), claim("10.0.0.1:80", none, lo),
+			moved(claim("0.0.0.0:79", none, lo)), claim("10.0.0.1:80", none, lo),
 		}, []string{"!1", "+"}},
 		{"the guest that came first keeps what it has", []Claim{
 			of(1, claim(lo, web, lo)), of(0, claim("10.0.0.1:80", web, lo)), of(0, claim("10.0.0.2:80", web, lo)),
@@ -186,8 +186,10 @@ func random(rng *rand.Rand) []Claim {
 			c.Rule = 7
 		}
 		// What was asked for by name, moved or kept is so of a publication, at all its addresses.
-		c.Asked = Asked(c.Key, c.Host, len(from)%3 == 0)
-		c.Moved, c.Kept = c.Asked && from[0] == '[', guest == 1 && from[0] == '1'
+		if c.Standing = StandingOf(c.Key, c.Host, len(from)%3 == 0); c.Standing == Asked && from[0] == '[' {
+			c.Standing = Moved
+		}
+		c.Kept = guest == 1 && from[0] == '1'
 		out = append(out, c)
 	}
 	return out
@@ -325,7 +327,7 @@ func TestLabelsYield(t *testing.T) {
 		"another guest":   of(1, claim("0.0.0.0:80", nginx, "127.0.0.1:80")),
 		"another address": claim("10.0.0.1:80", nginx, "127.0.0.1:80"),
 		"kept":            kept(claim("0.0.0.0:80", nginx, "127.0.0.1:80")),
-		"moved":           {Key: port.Key{Protocol: port.TCP, Port: 70}, Owner: nginx, Host: ap("127.0.0.1:80"), Moved: true},
+		"moved":           {Key: port.Key{Protocol: port.TCP, Port: 70}, Owner: nginx, Host: ap("127.0.0.1:80"), Standing: Moved},
 	} {
 		for _, list := range [][]Claim{{label, other}, {other, label}} {
 			for i, v := range Decide(list) {

@@ -14,6 +14,9 @@ const (
 // Peak notices when most of many entries have gone. The zero value is ready.
 type Peak struct{ most int }
 
+// Reached notes that there are n entries.
+func (p *Peak) Reached(n int) { p.most = max(p.most, n) }
+
 // Passed reports whether most of the entries that there were have gone, if there are n
 // now. The maps that held them are worth making anew then; counting begins again.
 func (p *Peak) Passed(n int) bool {

@@ -5,29 +5,15 @@ package config
 import (
 	"fmt"
 	"regexp"
-	"strconv"
 	"time"
 )
 
 // Cluster configures the inventory of this node in the Kubernetes API.
 type Cluster struct {
-	Inventory bool
-	NodeName  string        // of the Node object; empty means the machine's host name
-	Interval  time.Duration // least time between two writes of changes, 1s to 1h
-	Policy    string        // file that says which ports may be open wider than loopback; empty for none
-}
-
-func (c *Agent) clusterFields() []field {
-	return []field{
-		one("cluster.inventory", "cluster-inventory", boolKind, &c.Cluster.Inventory, truth, strconv.FormatBool,
-			"write what is open on this node to an object in the Kubernetes API, at the server of kube.kubeconfigs"),
-		one("cluster.nodeName", "cluster-node-name", "name", &c.Cluster.NodeName, nodeName, str,
-			"name of this machine's Node object (default its host name)"),
-		one("cluster.interval", "cluster-interval", "duration", &c.Cluster.Interval, duration(time.Second, time.Hour, false), stringOf,
-			"least time between two writes of changes"),
-		one("cluster.policy", "cluster-policy", "file", &c.Cluster.Policy, filePath(true), str,
-			"file with a policy as that of \"fairlead ls --cluster --violations\", for metrics of what this node violates; needs cluster.inventory"),
-	}
+	Inventory bool          `key:"inventory" flag:"cluster-inventory" kind:"bool" help:"write what is open on this node to an object in the Kubernetes API, at the server of kube.kubeconfigs"`
+	NodeName  string        `key:"nodeName" flag:"cluster-node-name" kind:"name" is:"node" help:"name of this machine's Node object (default its host name)"`
+	Interval  time.Duration `key:"interval" flag:"cluster-interval" kind:"duration" min:"1s" max:"1h" help:"least time between two writes of changes"`
+	Policy    string        `key:"policy" flag:"cluster-policy" kind:"file" is:"file" help:"file with a policy as that of \"fairlead ls --cluster --violations\", for metrics of what this node violates; needs cluster.inventory"`
 }
 
 func (c Cluster) validate() (key string, err error) {

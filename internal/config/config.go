@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package config reads the configuration of agent and host peer from flags, the
-// environment and a YAML file, in this order of precedence. One table of fields
-// defines all three. A wrong value is refused with its position and with what is
+// environment and a YAML file, in this order of precedence. The tags of the structs
+// define all three. A wrong value is refused with its position and with what is
 // allowed.
 package config
 
@@ -11,8 +11,6 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -32,19 +30,19 @@ func DefaultHostFile() string { return in(currentDirs().config, "host.yaml") }
 
 // Common holds the settings that agent and host share.
 type Common struct {
-	LinkToken   string     // file that holds the shared token of the link; empty for none; see TokenFileOf
-	TokenGiven  bool       // LinkToken was set, so it is for unix sockets, too
-	Control     string     // path of the control socket
-	MetricsAddr string     // HOST:PORT of /metrics; empty for none
-	WebAddr     string     // HOST:PORT of the page, a loopback address; empty for none
-	LogLevel    slog.Level // slog.LevelDebug to slog.LevelError
-	LogFormat   string     // "text" or "json"
-	RulesFile   string     // file with more rules; empty for none
-	// ForwardsFile is the file with the rules that were added while fairlead runs, which may
+	LinkToken   string `key:"linkToken" flag:"link-token" kind:"file" is:"file" help:"file with the shared token of the link; unless it is set, unix sockets need none"` // empty for none; see TokenFileOf
+	TokenGiven  bool   // LinkToken was set, so it is for unix sockets, too
+	Control     string `key:"control" flag:"control" kind:"path" is:"path" help:"path of the control socket"`
+	MetricsAddr string `key:"metricsAddr" flag:"metrics-addr" kind:"host:port" is:"listener" help:"serve /metrics at this address"`                                        // empty for none
+	WebAddr     string `key:"webAddr" flag:"web-addr" kind:"host:port" is:"loopback" help:"serve the status page at this loopback address; 'fairlead web' prints its URL"` // empty for none
+
+	LogLevel  slog.Level `key:"logLevel" flag:"log-level" kind:"level" is:"level" older:"CATTLE_DEBUG" enum:"debug,info,warn,error" help:"debug, info, warn or error"`
+	LogFormat string     `key:"logFormat" flag:"log-format" kind:"format" words:"text,json" help:"text or json"`
+	RulesFile string     `key:"rulesFile" flag:"rules-file" kind:"file" is:"file" help:"file with more rules, evaluated after those of the configuration"` // empty for none
+	// ForwardsFile is the file of the requests that are made while fairlead runs, which may
 	// be absent; empty for none. See package forwards.
-	ForwardsFile string
-	// KeepPrivileges says that no capability is dropped after the start.
-	KeepPrivileges bool
+	ForwardsFile   string `key:"forwardsFile" flag:"forwards-file" kind:"file" is:"file" help:"file of what 'fairlead forward', 'deny', 'allow' and 'expose' request, which is evaluated after the rules and never wider; empty for none"`
+	KeepPrivileges bool   `key:"keepPrivileges" flag:"keep-privileges" kind:"bool" help:"on Linux, keep all capabilities instead of dropping those that are not needed, for debugging"`
 
 	// Rules is compiled from the rules in the file, then those in RulesFile, and
 	// from what is exposed, and has those in ForwardsFile. It is never nil in what LoadAgent, LoadHost and the
@@ -57,36 +55,38 @@ type Common struct {
 
 // Agent configures the guest agent.
 type Agent struct {
+	Link      []Endpoint `key:"link" flag:"link" kind:"endpoint" older:"CATTLE_SERVER" help:"where to connect with the host: unix:///PATH, vsock://:PORT to listen, vsock://2:PORT or wss://SERVER[:PORT][/NAME] to dial"` // at least one
+	AllowCIDs []uint32   `key:"allowCIDs" flag:"allow-cids" kind:"cid" min:"0" max:"4294967294" help:"vsock peers that may connect"`
+	AllowUIDs []uint32   `key:"allowUIDs" flag:"allow-uids" kind:"uid" min:"0" max:"4294967294" help:"users that may connect to a unix link, besides root and the agent's own"`
+	Sources   []string   `key:"source" flag:"source" kind:"source" words:"socket,nat,docker,podman,containerd,kube,users" help:"where to look for ports: socket, nat, docker, podman, containerd, kube, users"`                                                             // at least one, each once
+	Sinks     []Sink     `key:"sink" flag:"sink" kind:"sink" words:"hostlink,listener,gvproxy,vtunnel,none,auto" or:"^(gvproxy|vtunnel)=" help:"where to publish ports: hostlink, listener, gvproxy[=URL], vtunnel[=URL]; auto detects the product, none only lists ports"` // at least one, each name once
+
+	Observer      string        `key:"observer" flag:"observer" kind:"mode" words:"auto,bpf,poll" help:"how to observe sockets: auto, bpf or poll"`
+	PollInterval  time.Duration `key:"pollInterval" flag:"poll-interval" kind:"duration" min:"10ms" max:"1h" help:"interval of the polling observer"`
+	AuditInterval time.Duration `key:"auditInterval" flag:"audit-interval" kind:"duration" min:"10s" max:"24h" zero:"off" help:"interval of full dumps that check the events; 0: only after the start and after events were lost; by default up to 10m where dumps are expensive"`
+	AuditGiven    bool          // AuditInterval is exact, not the least
+	EventBuffer   int           `key:"eventBuffer" flag:"event-buffer" kind:"n" is:"buffer" min:"64" max:"1048576" help:"KiB of socket events that the kernel queues for the agent, a power of two; of changed NAT rules it queues four times as much, at most 1 GiB"`
+	HoldDown      time.Duration `key:"holdDown" flag:"hold-down" kind:"duration" min:"0s" max:"1m" help:"how long a port that disappeared stays published"`
+
+	Expose rules.HostAddress `key:"expose" flag:"expose" kind:"where" words:"loopback,all" help:"host addresses of ports that listen on all guest addresses: loopback or all"`
+	Labels bool              `key:"labels" flag:"labels" kind:"bool" help:"obey the labels fairlead.expose, fairlead.host-port and fairlead.name of containers, and such annotations of Services"`
+
+	NAT         NAT           `key:"nat"`
+	TLS         TLS           // of links over wss
+	Docker      Docker        `key:"docker"`
+	Podman      Podman        `key:"podman"`
+	Containerd  Containerd    `key:"containerd"`
+	Kube        Kube          `key:"kube"`
+	EngineGrace time.Duration `key:"engineGrace" flag:"engine-grace" kind:"duration" min:"1s" max:"24h" zero:"off" help:"how long declared ports stay published after their engine stopped, 0 for ever"`
+	Cluster     Cluster       `key:"cluster"`
+	Listener    Listener      `key:"listener"`
+
+	BridgeLoopback    bool `key:"bridgeLoopback" flag:"bridge-loopback" kind:"bool" help:"let the peers of gvproxy and vtunnel reach ports of the guest's loopback"`
+	ReportUnpublished bool `key:"reportUnpublished" flag:"report-unpublished" kind:"bool" help:"send the host, for display, the ports that are not published with their owners, and the NAT rules that are not understood"`
+
+	Publish Publish `key:"publish"`
+	Run     Run     `key:"run"`
 	Common
-	Link          []Endpoint        // at least one
-	TLS           TLS               // of links over wss
-	AllowCIDs     []uint32          // vsock peers that may connect
-	AllowUIDs     []uint32          // unix peers that may connect, besides root and the agent's own user
-	Sources       []string          // at least one of those that Sources returns, each once
-	Sinks         []Sink            // at least one, each name once
-	Observer      string            // "auto", "bpf" or "poll"
-	PollInterval  time.Duration     // of the polling observer, 10ms to 1h
-	AuditInterval time.Duration     // between dumps in the background, 10s to 24h; 0 for none
-	AuditGiven    bool              // AuditInterval is exact, not the least
-	EventBuffer   int               // KiB of events of sockets that the kernel queues: a power of two, 64 to 1048576; of NAT rules four times as many
-	HoldDown      time.Duration     // how long a key without origins is kept, 0 to 1m
-	Expose        rules.HostAddress // rules.Loopback or rules.All
-	Labels        bool              // labels of containers and Services decide after the rules
-	NAT           NAT
-	Docker        Docker
-	Podman        Podman
-	Containerd    Containerd
-	Kube          Kube
-	Cluster       Cluster
-	Listener      Listener
-	Publish       Publish
-	Run           Run
-	// BridgeLoopback opens ports of the guest's loopback to the peers of other products.
-	BridgeLoopback bool
-	// ReportUnpublished sends the host the ports that are denied, withheld or pending,
-	// with their owners, and the NAT rules that are not understood.
-	ReportUnpublished bool
-	EngineGrace       time.Duration // how long declared ports outlive their engine, 1s to 24h; 0 for ever
 
 	// ObserverMethods limits how the observer attaches, for tests: nothing in a file,
 	// a flag or the environment sets it. Empty is no limit.
@@ -95,28 +95,28 @@ type Agent struct {
 
 // NAT configures the source that reads NAT rules.
 type NAT struct {
-	MaxPorts int // that one rule may publish, 1 to 65535
+	MaxPorts int `key:"maxPorts" flag:"nat-max-ports" kind:"n" min:"1" max:"65535" help:"maximum of ports that one NAT rule publishes; a rule for more is listed by doctor"`
 }
 
 // Host configures the host peer.
 type Host struct {
-	Common
-	Connect []Guest           // each name and each unnamed endpoint once; at least one unless the host listens
+	Connect []Guest           `key:"connect" flag:"connect" kind:"[name=]endpoint" help:"where the agent is: unix:///PATH, vsock://CID:PORT, on Windows hvsock://wsl:PORT or hvsock://ID:PORT; NAME= before it names the guest"` // each name and each unnamed endpoint once; at least one unless the host listens
+	Bind    rules.HostAddress `key:"bind" flag:"bind" kind:"where" is:"bind" words:"asked,loopback,all" or:"[.:]" help:"host addresses of ports that listen on all guest addresses: asked (by the agent), loopback, all or an address"`
+	Grace   time.Duration     `key:"grace" flag:"grace" kind:"duration" min:"0s" max:"1h" help:"how long ports stay open after the guest disconnects"`
+	LogFile string            `key:"logFile" flag:"log-file" kind:"file" is:"file" help:"file to append the log to, instead of standard error"`
+	Limits  Limits            `key:"limits"`
+	Run     HostRun           `key:"run"`
+	Names   Names             `key:"names"`
 	Serving Serving           // how the host takes agents that dial it
-	Bind    rules.HostAddress // where guest wildcards appear: rules.Asked leaves it to the agent
-	Grace   time.Duration     // how long listeners outlive a lost guest, 0 to 1h
-	Run     HostRun
-	LogFile string // where the log goes; empty for standard error
-	Limits  Limits
-	Names   Names
+	Common
 }
 
 // Limits bounds the resources that one guest may use on the host.
 type Limits struct {
-	Listeners int           // open at the same time, 1 to 65536
-	Flows     int           // TCP connections at the same time, 1 to 1048576
-	UDPFlows  int           // UDP clients at the same time, 1 to 1048576
-	UDPIdle   time.Duration // after which a UDP client is forgotten, 1s to 1h
+	Listeners int           `key:"listeners" flag:"max-listeners" kind:"n" min:"1" max:"65536" help:"maximum of open ports"`
+	Flows     int           `key:"flows" flag:"max-flows" kind:"n" min:"1" max:"1048576" help:"maximum of concurrent TCP connections"`
+	UDPFlows  int           `key:"udpFlows" flag:"max-udp-flows" kind:"n" min:"1" max:"1048576" help:"maximum of concurrent UDP clients"`
+	UDPIdle   time.Duration `key:"udpIdle" flag:"udp-idle" kind:"duration" min:"1s" max:"1h" help:"how long an idle UDP client is remembered"`
 }
 
 // Sources returns the names of all sources. By default all are enabled. Dial targets
@@ -134,7 +134,7 @@ func DefaultAgent() Agent {
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()),
 
-			ForwardsFile: "/var/lib/fairlead/forwards.yaml",
+			ForwardsFile: "/var/lib/fairlead/forwards.json",
 		},
 		Link:          []Endpoint{{Network: "unix", Path: "/run/fairlead/link.sock"}},
 		AllowCIDs:     []uint32{2}, // VMADDR_CID_HOST
@@ -168,7 +168,7 @@ func defaultHost(d hostDirs) Host {
 			LogFormat: "text",
 			Rules:     rules.Empty(rules.Loopback()), // a guest widens nothing by itself
 
-			ForwardsFile: in(d.state, "host-forwards.yaml"),
+			ForwardsFile: in(d.state, "host-forwards.json"),
 		},
 		Connect: []Guest{{Endpoint: defaultConnect(runtime.GOOS, d)}},
 		Bind:    rules.Loopback(),
@@ -216,33 +216,6 @@ func (c *Host) Flags(fs *pflag.FlagSet) {
 	})
 }
 
-func (c *Common) fields() []field {
-	return []field{
-		one("linkToken", "link-token", "file", &c.LinkToken, c.readToken, str,
-			"file with the shared token of the link; unless it is set, unix sockets need none"),
-		one("control", "control", "path", &c.Control, filePath(false), str, "path of the control socket"),
-		one("metricsAddr", "metrics-addr", "host:port", &c.MetricsAddr, listenAddr, str,
-			"serve /metrics at this address"),
-		one("webAddr", "web-addr", "host:port", &c.WebAddr, loopbackAddr, str,
-			"serve the status page at this loopback address; 'fairlead web' prints its URL"),
-		one("logLevel", "log-level", "level", &c.LogLevel, level, levelName, "debug, info, warn or error").oneOf(logLevels()...),
-		one("logFormat", "log-format", "format", &c.LogFormat, enum("text", "json"), str, "text or json").oneOf("text", "json"),
-		one("rulesFile", "rules-file", "file", &c.RulesFile, filePath(true), str,
-			"file with more rules, evaluated after those of the configuration"),
-		one("forwardsFile", "forwards-file", "file", &c.ForwardsFile, filePath(true), str,
-			"file of the rules that 'fairlead forward' adds, evaluated last and never wider than the others; empty for none"),
-		one("keepPrivileges", "keep-privileges", boolKind, &c.KeepPrivileges, truth, strconv.FormatBool,
-			"on Linux, keep all capabilities instead of dropping those that are not needed, for debugging"),
-	}
-}
-
-// readToken reads the token's file and records that it was given.
-func (c *Common) readToken(s string) (string, error) {
-	path, err := filePath(true)(s)
-	c.TokenGiven = c.TokenGiven || err == nil
-	return path, err
-}
-
 // TokenFileOf returns the file with the token of a link, or "" if the link has none. A
 // unix socket has one only if it was set: the system reports the users of both ends.
 func (c *Common) TokenFileOf(e Endpoint) string {
@@ -270,81 +243,9 @@ func (c *Agent) TokenFile() string {
 	return ""
 }
 
-func (c *Agent) fields() []field {
-	return slices.Concat([]field{
-		many("link", "link", "endpoint", &c.Link, ParseEndpoint, stringOf,
-			"where to connect with the host: unix:///PATH, vsock://:PORT to listen, vsock://2:PORT or wss://SERVER[:PORT][/NAME] to dial").
-			alias("CATTLE_SERVER", cattleServer),
-		many("allowCIDs", "allow-cids", "cid", &c.AllowCIDs, whole[uint32](0, 1<<32-2), number,
-			"vsock peers that may connect"),
-		many("allowUIDs", "allow-uids", "uid", &c.AllowUIDs, whole[uint32](0, 1<<32-2), number,
-			"users that may connect to a unix link, besides root and the agent's own"),
-		many("source", "source", "source", &c.Sources, enum(Sources()...), str,
-			"where to look for ports: "+strings.Join(Sources(), ", ")).oneOf(Sources()...),
-		many("sink", "sink", "sink", &c.Sinks, ParseSink, stringOf,
-			"where to publish ports: hostlink, listener, gvproxy[=URL], vtunnel[=URL]; auto detects the product, none only lists ports").
-			oneOf(sinkNames()...).orMatching("^(gvproxy|vtunnel)="),
-		one("observer", "observer", "mode", &c.Observer, enum("auto", "bpf", "poll"), str,
-			"how to observe sockets: auto, bpf or poll").oneOf("auto", "bpf", "poll"),
-		one("pollInterval", "poll-interval", "duration", &c.PollInterval,
-			duration(10*time.Millisecond, time.Hour, false), stringOf, "interval of the polling observer"),
-		one("auditInterval", "audit-interval", "duration", &c.AuditInterval,
-			c.readAudit, stringOf, "interval of full dumps that check the events; 0: only after the start and after events were lost; by default up to 10m where dumps are expensive"),
-		one("eventBuffer", "event-buffer", "n", &c.EventBuffer, powerOfTwo(64, 1<<20), number,
-			"KiB of socket events that the kernel queues for the agent, a power of two; of changed NAT rules it queues four times as much, at most 1 GiB").atLeast(64),
-		one("holdDown", "hold-down", "duration", &c.HoldDown,
-			duration(0, time.Minute, false), stringOf, "how long a port that disappeared stays published"),
-		one("expose", "expose", "where", &c.Expose, rules.ParseExpose, stringOf,
-			"host addresses of ports that listen on all guest addresses: loopback or all").oneOf("loopback", "all"),
-		one("labels", "labels", boolKind, &c.Labels, truth, strconv.FormatBool,
-			"obey the labels fairlead.expose, fairlead.host-port and fairlead.name of containers, and such annotations of Services"),
-		one("nat.maxPorts", "nat-max-ports", "n", &c.NAT.MaxPorts, whole[int](1, 1<<16-1), number,
-			"maximum of ports that one NAT rule publishes; a rule for more is listed by doctor").atLeast(1),
-	}, c.tlsFields(), c.engineFields(), c.clusterFields(), c.listenerFields(), c.publishFields(), c.debugAlias(c.Common.fields()))
-}
+func (c *Agent) fields() []field { return fieldsOf(c, true) }
 
-// debugAlias lets a variable of older agents set the log level.
-func (*Agent) debugAlias(fields []field) []field {
-	for i := range fields {
-		if fields[i].key == "logLevel" {
-			fields[i] = fields[i].alias("CATTLE_DEBUG", cattleDebug)
-		}
-	}
-	return fields
-}
-
-// readAudit reads the interval and records that it was given.
-func (c *Agent) readAudit(s string) (time.Duration, error) {
-	d, err := duration(10*time.Second, 24*time.Hour, true)(s)
-	c.AuditGiven = c.AuditGiven || err == nil
-	return d, err
-}
-
-func (c *Host) fields() []field {
-	return slices.Concat([]field{
-		many("connect", "connect", "[name=]endpoint", &c.Connect, ParseGuest, stringOf,
-			"where the agent is: unix:///PATH, vsock://CID:PORT, on Windows hvsock://wsl:PORT or hvsock://ID:PORT; NAME= before it names the guest"),
-		one("bind", "bind", "where", &c.Bind, parseBind, stringOf,
-			"host addresses of ports that listen on all guest addresses: asked (by the agent), loopback, all or an address").
-			oneOf("asked", "loopback", "all").orMatching("[.:]"),
-		one("grace", "grace", "duration", &c.Grace, duration(0, time.Hour, false), stringOf,
-			"how long ports stay open after the guest disconnects"),
-		one("logFile", "log-file", "file", &c.LogFile, filePath(true), str,
-			"file to append the log to, instead of standard error"),
-		one("limits.listeners", "max-listeners", "n", &c.Limits.Listeners, whole[int](1, 1<<16), number,
-			"maximum of open ports").atLeast(1),
-		one("limits.flows", "max-flows", "n", &c.Limits.Flows, whole[int](1, 1<<20), number,
-			"maximum of concurrent TCP connections").atLeast(1),
-		one("limits.udpFlows", "max-udp-flows", "n", &c.Limits.UDPFlows, whole[int](1, 1<<20), number,
-			"maximum of concurrent UDP clients").atLeast(1),
-		one("limits.udpIdle", "udp-idle", "duration", &c.Limits.UDPIdle, duration(time.Second, time.Hour, false), stringOf,
-			"how long an idle UDP client is remembered"),
-		one("run.jobs", "run-jobs", "n", &c.Run.Jobs, whole[int](1, 1024), number,
-			"maximum of programs that run at the same time for one guest (run.allow)").atLeast(1),
-		one("run.asRoot", "run-as-root", boolKind, &c.Run.AsRoot, truth, strconv.FormatBool,
-			"run programs for guests also where the host peer has the rights of root or of an administrator, which they get"),
-	}, c.namesFields(), c.servingFields(), c.Common.fields())
-}
+func (c *Host) fields() []field { return fieldsOf(c, false) }
 
 func parseBind(s string) (rules.HostAddress, error) {
 	if s == "asked" {

@@ -36,7 +36,7 @@ func commonSamples() []sample {
 		{"logFormat", "json", "json"},
 		{"keepPrivileges", "yes", "true"},
 		{"rulesFile", "", ""}, // a file of its own, see TestRulesFile
-		{"forwardsFile", "/none/forwards.yaml", "/none/forwards.yaml"},
+		{"forwardsFile", "/none/forwards.json", "/none/forwards.json"},
 	}
 }
 
@@ -123,7 +123,7 @@ func lookup(env map[string]string) func(string) (string, bool) {
 func texts(fields []field) map[string]string {
 	m := map[string]string{}
 	for _, f := range fields {
-		m[f.key] = strings.Join(f.get(), ",")
+		m[f.Key] = f.text()
 	}
 	return m
 }
@@ -170,7 +170,7 @@ func TestPrecedence(t *testing.T) {
 		}
 		defaults := texts(s.fields)
 		for _, sample := range s.samples {
-			i := slices.IndexFunc(s.fields, func(f field) bool { return f.key == sample.key })
+			i := slices.IndexFunc(s.fields, func(f field) bool { return f.Key == sample.key })
 			if i < 0 {
 				t.Fatalf("%s has no field %s", s.name, sample.key)
 			}
@@ -178,9 +178,9 @@ func TestPrecedence(t *testing.T) {
 				continue
 			}
 			f := s.fields[i]
-			standard := defaults[f.key]
+			standard := defaults[f.Key]
 			if standard == sample.text {
-				t.Fatalf("%s: the sample is the default", f.key)
+				t.Fatalf("%s: the sample is the default", f.Key)
 			}
 			path := yamlFile(t, sample.key, sample.yaml)
 			empty := write(t, filepath.Join(t.TempDir(), "empty.yaml"), "")
@@ -210,13 +210,13 @@ func TestPrecedence(t *testing.T) {
 			} {
 				got, err := s.load(tt.path, tt.fs, tt.env)
 				if err != nil {
-					t.Errorf("%s %s by %s: %v", s.name, f.key, name, err)
-				} else if got[f.key] != tt.want {
-					t.Errorf("%s %s by %s: %q, want %q", s.name, f.key, name, got[f.key], tt.want)
+					t.Errorf("%s %s by %s: %v", s.name, f.Key, name, err)
+				} else if got[f.Key] != tt.want {
+					t.Errorf("%s %s by %s: %q, want %q", s.name, f.Key, name, got[f.Key], tt.want)
 				}
 				for key, text := range got {
-					if key != f.key && text != defaults[key] {
-						t.Errorf("%s %s by %s changes %s to %q", s.name, f.key, name, key, text)
+					if key != f.Key && text != defaults[key] {
+						t.Errorf("%s %s by %s changes %s to %q", s.name, f.Key, name, key, text)
 					}
 				}
 			}
@@ -225,7 +225,7 @@ func TestPrecedence(t *testing.T) {
 }
 
 func quoteList(f field, text string) string {
-	if !f.list {
+	if !f.IsList() {
 		return "'" + text + "'"
 	}
 	if text == "" {
@@ -239,7 +239,7 @@ func TestDefaults(t *testing.T) {
 		"link": "unix:///run/fairlead/link.sock", "linkToken": "/var/lib/fairlead/token", "allowCIDs": "2", "allowUIDs": "",
 		"source": "socket,nat,docker,podman,containerd,kube,users", "sink": "hostlink", "observer": "auto", "pollInterval": "1s", "auditInterval": "1m0s", "eventBuffer": "2048", "holdDown": "150ms",
 		"control": "/run/fairlead/control.sock", "metricsAddr": "", "webAddr": "", "logLevel": "info", "logFormat": "text",
-		"expose": "loopback", "labels": "false", "rulesFile": "", "forwardsFile": "/var/lib/fairlead/forwards.yaml", "keepPrivileges": "false", "engineGrace": "30s",
+		"expose": "loopback", "labels": "false", "rulesFile": "", "forwardsFile": "/var/lib/fairlead/forwards.json", "keepPrivileges": "false", "engineGrace": "30s",
 		"nat.maxPorts": "4096", "listener.settle": "750ms", "listener.udp": "false", "bridgeLoopback": "false", "reportUnpublished": "true",
 		"publish.socket": "/run/fairlead/publish.sock", "publish.ports": "8", "publish.connections": "256", "publish.requests": "10", "run.jobs": "16",
 		"docker.hosts": "", "podman.hosts": "", "containerd.sockets": "", "containerd.namespaces": "",
@@ -430,7 +430,7 @@ func TestErrors(t *testing.T) {
 func TestMissingFile(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone.yaml")
 	var c Agent
-	l := newLoader(&c.Common, c.fields(), nil, nil)
+	l := newLoader(&c, &c.Common, c.fields(), nil, nil)
 	if err := l.load("", gone); err != nil {
 		t.Errorf("default: %v", err)
 	}
@@ -468,42 +468,30 @@ func TestFileIsAbsolute(t *testing.T) {
 }
 
 func TestForwardsFile(t *testing.T) {
-	added := filepath.Join(t.TempDir(), "forwards.yaml")
+	added := filepath.Join(t.TempDir(), "forwards.json")
 	path := yamlFile(t, "forwardsFile", added)
 	if cfg, err := LoadAgent(path, nil, nil); err != nil || cfg.Rules.Len() != 0 {
 		t.Fatalf("absent: %+v, %v", cfg.Rules, err)
 	}
-	write(t, added, "rules: [{name: shut, match: {ports: 80}, action: deny}]\n")
+	write(t, added, `{"requests":[{"op":"deny","protocol":"tcp","port":80}]}`)
 	cfg, err := LoadAgent(path, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := cfg.Rules.Decide(port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}})
-	if d.Rule.String() != "runtime rule 1 (shut)" {
+	if d.Rule.String() != "runtime rule 1 (deny 80/tcp)" {
 		t.Errorf("%+v", d)
 	}
-	write(t, added, "rules: [{match: {guest: dev}, action: deny}]\n")
-	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), "only rules of a host name guests") {
-		t.Errorf("guest in an agent's rule: %v", err)
-	}
-	write(t, added, "rules: [{action: allow, onConflict: next}]\n")
-	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), "only a host opens another port") {
-		t.Errorf("onConflict in an agent's rule: %v", err)
-	}
-	write(t, added, "rules: [{match: {protocol: tcp}, action: allow, proxyProtocol: v2}]\n")
-	if _, err := LoadAgent(path, nil, nil); err != nil {
-		t.Error(err)
-	}
 	host := write(t, filepath.Join(t.TempDir(), "host.yaml"), "connect: dev=unix:///link\nforwardsFile: "+added+"\n")
-	if _, err := LoadHost(host, nil, nil); err == nil || !strings.Contains(err.Error(), "only an agent connects to servers") {
-		t.Errorf("proxyProtocol in a host's rule: %v", err)
+	write(t, added, `{"requests":[{"op":"deny","all":true,"guest":"dev"}]}`)
+	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), "an agent has no guests") {
+		t.Errorf("a guest in an agent's request: %v", err)
 	}
-	write(t, added, "rules: [{action: allow, onConflict: next}]\n")
 	if _, err := LoadHost(host, nil, nil); err != nil {
 		t.Error(err)
 	}
-	write(t, added, "rules:\n- action: dney\n")
-	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), `forwards.yaml:2:11: rules[0].action: "dney"`) {
+	write(t, added, `{"requests":[{"op":"dney","all":true}]}`)
+	if _, err := LoadAgent(path, nil, nil); err == nil || !strings.Contains(err.Error(), added+`: requests[0]: unknown operation "dney"`) {
 		t.Errorf("mistake: %v", err)
 	}
 }

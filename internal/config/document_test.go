@@ -17,37 +17,26 @@ const documentIntro = `# Configuration
 
 <!-- Generated from internal/config by "make docs": do not edit. -->
 
-Each setting is a flag, an environment variable and a key of a YAML file. A flag takes
-precedence over the environment, and that over the file. The agent reads
-` + "`/etc/fairlead/agent.yaml`" + `, the host peer ` + "`host.yaml`" + ` in its user's directory; ` + "`--config`" + ` or ` + "`FAIRLEAD_CONFIG`" + ` names
-another file.
+For anyone who writes ` + "`" + `agent.yaml` + "`" + ` or ` + "`" + `host.yaml` + "`" + `. Each setting is a key of that file, a flag, and a variable: ` + "`" + `FAIRLEAD_` + "`" + ` and the flag's name, as
+` + "`" + `FAIRLEAD_HOLD_DOWN` + "`" + ` for ` + "`" + `--hold-down` + "`" + `. A flag takes precedence over the variable, and that over the file. The agent reads
+` + "`" + `/etc/fairlead/agent.yaml` + "`" + `, the host peer ` + "`" + `host.yaml` + "`" + ` in its user's directory; ` + "`" + `--config` + "`" + ` or ` + "`" + `FAIRLEAD_CONFIG` + "`" + ` names another file.
 
 | the host peer's | Linux, root | Linux, other users | Windows | macOS |
 |---|---|---|---|---|
-| configuration | ` + "`/etc/fairlead` | `$XDG_CONFIG_HOME/fairlead` or `~/.config/fairlead` | `%AppData%\\fairlead` | `~/Library/Application Support/fairlead`" + ` |
-| token, forwards | ` + "`/var/lib/fairlead` | `$XDG_STATE_HOME/fairlead` or `~/.local/state/fairlead`" + ` | the same | the same |
-| control socket | ` + "`/run/fairlead` | `$XDG_RUNTIME_DIR/fairlead`" + ` | the same | the same |
+| configuration | ` + "`" + `/etc/fairlead` + "`" + ` | ` + "`" + `$XDG_CONFIG_HOME/fairlead` + "`" + ` or ` + "`" + `~/.config/fairlead` + "`" + ` | ` + "`" + `%AppData%\fairlead` + "`" + ` | ` + "`" + `~/Library/Application Support/fairlead` + "`" + ` |
+| token, what was added at run time | ` + "`" + `/var/lib/fairlead` + "`" + ` | ` + "`" + `$XDG_STATE_HOME/fairlead` + "`" + ` or ` + "`" + `~/.local/state/fairlead` + "`" + ` | the same | the same |
+| control socket | ` + "`" + `/run/fairlead` + "`" + ` | ` + "`" + `$XDG_RUNTIME_DIR/fairlead` + "`" + ` | the same | the same |
 
-Below, the defaults are those of root on Linux.
+Below are the defaults of root on Linux. A key with a dot is in a mapping: ` + "`" + `docker.hosts` + "`" + ` is ` + "`" + `docker: {hosts: …}` + "`" + `. A list may be one
+value; in flags and variables commas separate its values.
 
-A key with a dot is in a mapping: ` + "`docker.hosts`" + ` is
-
-` + "```yaml" + `
-docker:
-  hosts: [unix:///run/docker.sock]
-` + "```" + `
-
-A list may be one value. In flags and variables commas separate its values. Rules,
-` + "`expose`, `labels`, `bind` and the agent's `publish.allow`, `run.allow` and `run.host`" + ` change while fairlead runs: it
-reloads them when a file changes, and on SIGHUP. Other settings need a restart; a warning in the log, and the agent's
-` + "`doctor`" + `, name those that differ. A file with a mistake is refused, and the previous configuration remains.
-
-` + "`fairlead config check [FILE]`" + ` lists all mistakes of the file.
-[config.schema.json](config.schema.json) is its JSON Schema, for editors.
+Rules, ` + "`" + `expose` + "`" + `, ` + "`" + `labels` + "`" + `, ` + "`" + `bind` + "`" + ` and ` + "`" + `publish.allow` + "`" + ` change while fairlead runs: files are read again when they change, and on SIGHUP. Other
+settings need a restart, which log and ` + "`" + `doctor` + "`" + ` say. A file with a mistake is refused, and the previous configuration remains.
+[config.schema.json](config.schema.json) is for editors.
 
 ## Example
 
-` + "```yaml" + `
+` + "`" + `` + "`" + `` + "`" + `yaml
 # yaml-language-server: $schema=config.schema.json
 link: vsock://:1023        # listen for the host on vsock
 expose: loopback           # never wider than the host's loopback
@@ -59,60 +48,53 @@ rules:
   - match: {owner: container, labels: {public: "yes"}}
     action: allow
     hostAddress: all
-` + "```" + `
-
-The keys of a rule are [below](#rules).
+` + "`" + `` + "`" + `` + "`" + `
 
 ## The client's address
 
-A server in the guest sees the agent as its client. By a rule of the agent the agent tells it who connects, by a header of the
+A server in the guest sees the agent as its client. By this rule the agent sends the
 [PROXY protocol](https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt), version 2, before the client's first byte:
 
-` + "```yaml" + `
+` + "`" + `` + "`" + `` + "`" + `yaml
 rules:
   - match: {protocol: tcp, ports: 25}
     action: allow
     proxyProtocol: v2
-` + "```" + `
+` + "`" + `` + "`" + `` + "`" + `
 
-The server must expect the header on each connection (nginx: ` + "`listen 25 proxy_protocol`" + `), also on those within the guest, which
-have none. The header has the client's address on the host and the address that it connected to; IPv4 is written as mapped into IPv6
-where they are of two families. Flows by [name](names.md) have it, too. The header is for TCP alone: a rule without ` + "`protocol: tcp`" + `, or of a host, is refused.
-
-Only the host peer knows clients. A relay that shows ports of the guest, as WSL's, and gvproxy or wsl-proxy, which the agent's
-other sinks use, hide them: they connect to the server themselves, without a header, or through the agent, which sends a header
-without addresses (` + "`UNSPEC`" + `) then. ` + "`explain`" + ` warns of that; ` + "`explain --rules`" + ` names the rule.
+The server must expect the header on each connection (nginx: ` + "`" + `listen 25 proxy_protocol` + "`" + `), also from within the guest, where there is none.
+It has the client's address on the host and the address that it connected to. Only the host peer knows clients: through the relay of WSL,
+gvproxy or wsl-proxy there is no header, or one without addresses (` + "`" + `UNSPEC` + "`" + `), of which ` + "`" + `explain` + "`" + ` warns.
 
 ## Several guests
 
-A host peer serves any number of guests. Give each a name: commands and the page show it, and each guest with a name has
-a token file of its own, ` + "`NAME.token`" + ` beside the default one (` + "`fairlead host pair --guest NAME`" + ` stores it there).
-
-` + "```yaml" + `
+` + "`" + `` + "`" + `` + "`" + `yaml
 # host.yaml
 connect:
   - dev=vsock://3:1023
   - build=vsock://4:1023
   - lab=unix:///run/user/1000/fairlead/lab.sock
-` + "```" + `
+` + "`" + `` + "`" + `` + "`" + `
 
-With ` + "`linkToken`" + ` one file is for all guests.
+With ` + "`" + `linkToken` + "`" + ` one token is for all guests; [otherwise](linux-vm.md#several-guests) each has its own.
 `
 
 // document returns docs/config.md.
 func document() string {
 	agent, host := DefaultAgent(), defaultHost(systemDirs())
+	agents, hosts := documented(agent.fields()), documented(host.fields())
 	var b strings.Builder
 	b.WriteString(documentIntro)
-	writeFields(&b, "Agent", agent.fields())
-	writeFields(&b, "Host peer", host.fields())
+	fmt.Fprint(&b, "\n## Agent\n\n", tableOf(agents.without(hosts)))
+	fmt.Fprint(&b, "\n## Host peer\n\n", tableOf(hosts.without(agents)))
+	fmt.Fprint(&b, "\n## Both\n\nWhere defaults differ the host peer's is the second one.\n\n", tableOf(agents.with(hosts)))
 	writeRules(&b)
 	return b.String()
 }
 
 // writeRules writes the keys of a rule and of its match, as the schema describes them.
 func writeRules(b *strings.Builder) {
-	b.WriteString("\n## Rules\n\nThe first rule that matches decides; the [README](../README.md#rules) says what holds without one.\n\n" +
+	b.WriteString("\n## Rules\n\nThe first rule that matches decides; [rules](rules.md) says what holds without one.\n\n" +
 		"| key | values | meaning |\n|---|---|---|\n")
 	rule := ruleSchema()["properties"].(object)
 	match := rule["match"].(object)["properties"].(object)
@@ -138,16 +120,65 @@ func writeKey(b *strings.Builder, key string, schema object) {
 	fmt.Fprintf(b, "| `%s` | %s | %s |\n", key, strings.Join(values, ", "), schema["description"])
 }
 
-func writeFields(b *strings.Builder, title string, fields []field) {
-	fmt.Fprintf(b, "\n## %s\n\n| key | flag | variable | default | meaning |\n|---|---|---|---|---|\n", title)
-	for i := range fields {
-		f := &fields[i]
-		def := strings.Join(f.get(), ", ")
-		if def != "" {
-			def = "`" + def + "`"
-		}
-		fmt.Fprintf(b, "| `%s` | `--%s` | `%s` | %s | %s |\n", f.key, f.flag, f.env(), def, strings.ReplaceAll(f.usage, "|", `\|`))
+// setting is a row of the document.
+type setting struct{ key, flag, def, meaning string }
+
+type rows []setting
+
+func documented(fields []field) (all rows) {
+	for _, f := range fields {
+		all = append(all, setting{f.Key, f.flag, defaultOf(f), strings.ReplaceAll(f.usage, "|", `\|`)})
 	}
+	return all
+}
+
+// in returns the setting of the same key and meaning among others.
+func (s setting) in(others rows) (setting, bool) {
+	i := slices.IndexFunc(others, func(o setting) bool { return o.key == s.key && o.meaning == s.meaning })
+	if i < 0 {
+		return setting{}, false
+	}
+	return others[i], true
+}
+
+// without returns the settings that others do not have.
+func (r rows) without(others rows) (own rows) {
+	for _, s := range r {
+		if _, ok := s.in(others); !ok {
+			own = append(own, s)
+		}
+	}
+	return own
+}
+
+// with returns the settings that others have as well, with both defaults where these differ.
+func (r rows) with(others rows) (both rows) {
+	for _, s := range r {
+		if o, ok := s.in(others); ok {
+			if o.def != s.def {
+				s.def += ", " + o.def
+			}
+			both = append(both, s)
+		}
+	}
+	return both
+}
+
+func tableOf(r rows) string {
+	table := "| key | flag | default | meaning |\n|---|---|---|---|\n"
+	for _, s := range r {
+		table += fmt.Sprintf("| `%s` | `--%s` | %s | %s |\n", s.key, s.flag, s.def, s.meaning)
+	}
+	return table
+}
+
+// defaultOf returns a setting's default as code, if it has one.
+func defaultOf(f field) string {
+	def := strings.Join(f.Texts(), ", ")
+	if def == "" {
+		return ""
+	}
+	return "`" + def + "`"
 }
 
 func TestDocumentIsUpToDate(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 // ClientControl is the variable with the control socket that commands query. It is not
@@ -36,7 +36,7 @@ func UnknownVariables(environ []string) (list []string) {
 		if !ours || known[name] {
 			continue
 		}
-		if best := yamltree.MostSimilar(ending, endings); best != "" {
+		if best := words.MostSimilar(ending, endings); best != "" {
 			list = append(list, fmt.Sprintf("environment variable %s is unknown (did you mean %q?)", name, prefix+best))
 		}
 	}
@@ -61,10 +61,10 @@ func OverriddenVariables(environ []string) (list []string) {
 		f, o := &fields[i], &others[i]
 		name, own := f.variable(lookup)
 		older, isSet := lookup(f.older)
-		if name != f.env() || f.older == "" || !isSet || f.fromOlder(older) == "" {
+		if name != f.env() || f.older == "" || !isSet || fromOlder(f.older, older) == "" {
 			continue
 		}
-		if f.setText(own) == nil && o.setText(f.fromOlder(older)) == nil && slices.Equal(f.get(), o.get()) {
+		if f.setText(own) == nil && o.setText(fromOlder(f.older, older)) == nil && f.text() == o.text() {
 			continue
 		}
 		list = append(list, fmt.Sprintf("environment variable %s is overridden by %s, which differs", f.older, name))

@@ -8,31 +8,69 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/hvsock"
+	"github.com/fairlead/fairlead/internal/words"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 // field is one setting: its key in the file ("limits.flows" is the key "flows" of
 // the mapping "limits"), its flag, and its environment variable, which is
-// FAIRLEAD_ and the flag's name.
+// FAIRLEAD_ and the flag's name. The tags of its struct describe it, see [yamltree.Field], with
+//
+//	flag   the flag's name
+//	kind   what --help shows as the value
+//	older  the variable of older agents that sets it
 type field struct {
-	key, flag, usage string
-	kind             string // what --help shows as the value
-	list             bool
-	words            []string            // the values that it accepts; empty for any text
-	pattern          string              // of further values that it accepts beside words; empty for none
-	least            int                 // of a number: the smallest that it accepts
-	older            string              // variable of older agents that sets it; empty for none
-	fromOlder        func(string) string // reads that variable; empty sets nothing
-	get              func() []string
-	set              func([]string) error
+	yamltree.Field
+	flag, kind, usage string
+	older             string // empty for none
+}
+
+// fieldsOf returns the settings of a configuration.
+func fieldsOf(c any, agent bool) (list []field) {
+	for _, f := range yamltree.Fields(c) {
+		if flag := f.Tag.Get("flag"); flag != "" {
+			one := field{Field: f, flag: flag, kind: f.Tag.Get("kind"), usage: f.Tag.Get("help")}
+			if agent {
+				one.older = f.Tag.Get("older")
+			}
+			list = append(list, one)
+		}
+	}
+	return list
+}
+
+// checks read the texts of fields whose types do not say what is allowed.
+func checks() yamltree.Checks {
+	return yamltree.Checks{
+		"absolute":  as(absolute),
+		"address":   as(nameAddr),
+		"bind":      as(parseBind),
+		"buffer":    as(powerOfTwo(64, 1<<20)),
+		"docker":    as(dockerHost),
+		"domain":    as(nameDomain),
+		"file":      as(filePath(true)),
+		"guest":     as(guestNameText),
+		"level":     as(level),
+		"listen":    as(parseListen),
+		"listener":  as(listenAddr),
+		"loopback":  as(loopbackAddr),
+		"namespace": as(namespaceName),
+		"node":      as(nodeName),
+		"path":      as(filePath(false)),
+		"sha256":    as(pinText),
+	}
+}
+
+func as[T any](parse func(string) (T, error)) func(string) (any, error) {
+	return func(s string) (any, error) { return parse(s) }
 }
 
 // env is the name of the environment variable.
@@ -42,35 +80,11 @@ func (f *field) env() string {
 
 // camel is the flag's name written as a key: "dockerHost".
 func (f *field) camel() string {
-	words := strings.Split(f.flag, "-")
-	for i := range words[1:] {
-		words[i+1] = strings.ToUpper(words[i+1][:1]) + words[i+1][1:]
+	parts := strings.Split(f.flag, "-")
+	for i, p := range parts[1:] {
+		parts[i+1] = strings.ToUpper(p[:1]) + p[1:]
 	}
-	return strings.Join(words, "")
-}
-
-// oneOf declares which values the field accepts.
-func (f field) oneOf(words ...string) field {
-	f.words = words
-	return f
-}
-
-// orMatching declares the pattern of values that the field accepts beside its words.
-func (f field) orMatching(pattern string) field {
-	f.pattern = pattern
-	return f
-}
-
-// atLeast declares the smallest number that the field accepts.
-func (f field) atLeast(n int) field {
-	f.least = n
-	return f
-}
-
-// alias declares a variable of older agents, which counts if the field's own is not set.
-func (f field) alias(variable string, read func(string) string) field {
-	f.older, f.fromOlder = variable, read
-	return f
+	return strings.Join(parts, "")
 }
 
 // variable returns the value of the field's variable, and its name; "" if it is not set.
@@ -81,92 +95,34 @@ func (f *field) variable(environ func(string) (string, bool)) (name, value strin
 	if f.older == "" {
 		return "", ""
 	}
-	if s, ok := environ(f.older); ok && f.fromOlder(s) != "" {
-		return f.older, f.fromOlder(s)
+	if s, ok := environ(f.older); ok && fromOlder(f.older, s) != "" {
+		return f.older, fromOlder(f.older, s)
 	}
 	return "", ""
 }
 
-func (f *field) isNumber() bool { return f.kind == "n" || f.kind == "cid" || f.kind == "uid" }
+// text returns the value as a flag has it.
+func (f *field) text() string { return strings.Join(f.Texts(), ",") }
 
 // setText sets the field from a flag or a variable, where commas separate a list.
 func (f *field) setText(s string) error {
-	if !f.list {
-		return f.set([]string{s})
+	if !f.IsList() {
+		return f.Set(checks(), s)
 	}
 	if strings.TrimSpace(s) == "" {
-		return f.set(nil)
+		return f.Set(checks())
 	}
 	parts := strings.Split(s, ",")
 	for i, p := range parts {
 		parts[i] = strings.TrimSpace(p)
 	}
-	return f.set(parts)
-}
-
-// setNode sets the field from the file.
-func (f *field) setNode(n yamltree.Node) error {
-	items := []yamltree.Node{n}
-	if f.list {
-		items = n.List()
-	}
-	texts := make([]string, len(items))
-	for i, item := range items {
-		s, err := item.Text()
-		if err != nil {
-			return err
-		}
-		if err := f.set([]string{s}); err != nil { // one by one, to say which it is
-			return item.Errorf("%v", err)
-		}
-		texts[i] = s
-	}
-	return f.set(texts)
-}
-
-func one[T any](key, flag, kind string, to *T, parse func(string) (T, error), format func(T) string, usage string) field {
-	return field{
-		key: key, flag: flag, kind: kind, usage: usage,
-		get: func() []string { return []string{format(*to)} },
-		set: func(s []string) error {
-			v, err := parse(s[0])
-			if err == nil {
-				*to = v
-			}
-			return err
-		},
-	}
-}
-
-func many[T any](key, flag, kind string, to *[]T, parse func(string) (T, error), format func(T) string, usage string) field {
-	return field{
-		key: key, flag: flag, kind: kind, usage: usage, list: true,
-		get: func() []string {
-			var s []string
-			for _, v := range *to {
-				s = append(s, format(v))
-			}
-			return s
-		},
-		set: func(s []string) error {
-			list := make([]T, 0, len(s))
-			for _, t := range s {
-				v, err := parse(t)
-				if err != nil {
-					return err
-				}
-				list = append(list, v)
-			}
-			*to = list
-			return nil
-		},
-	}
+	return f.Set(checks(), parts...)
 }
 
 // flagValue makes a field a pflag.Value.
 type flagValue struct{ *field }
 
-func (v flagValue) String() string     { return strings.Join(v.get(), ",") }
+func (v flagValue) String() string     { return v.text() }
 func (v flagValue) Set(s string) error { return v.setText(s) }
 func (v flagValue) Type() string       { return v.kind }
 
@@ -186,54 +142,14 @@ func register(fs *pflag.FlagSet, fields []field) {
 	for i := range fields {
 		f := &fields[i]
 		v := flagValue{f}
-		if f.list {
+		if f.IsList() {
 			fs.Var(listValue{v, new([]string)}, f.flag, f.usage)
 			continue
 		}
 		fs.Var(v, f.flag, f.usage)
-		if f.kind == boolKind {
+		if f.Value.Kind() == reflect.Bool {
 			fs.Lookup(f.flag).NoOptDefVal = "true" // --flag alone
 		}
-	}
-}
-
-func str(s string) string                 { return s }
-func stringOf[T fmt.Stringer](v T) string { return v.String() }
-
-// enum reads one of the words.
-func enum(words ...string) func(string) (string, error) {
-	return func(s string) (string, error) {
-		if slices.Contains(words, s) {
-			return s, nil
-		}
-		return "", fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(words), yamltree.Suggest(s, words))
-	}
-}
-
-// duration reads a Go duration from lo to hi; zero, where lo is not, may be
-// allowed as well.
-func duration(lo, hi time.Duration, zero bool) func(string) (time.Duration, error) {
-	return func(s string) (time.Duration, error) {
-		d, err := time.ParseDuration(s)
-		if err == nil && (d >= lo && d <= hi || zero && d == 0) {
-			return d, nil
-		}
-		want := fmt.Sprintf("%s to %s", lo, hi)
-		if zero {
-			want = "0 (off), or " + want
-		}
-		return 0, fmt.Errorf(`%q: want a duration such as "150ms", %s`, s, want)
-	}
-}
-
-// whole reads a whole number.
-func whole[T ~int | ~uint32](lo, hi uint64) func(string) (T, error) {
-	return func(s string) (T, error) {
-		n, err := strconv.ParseUint(s, 10, 64)
-		if err != nil || n < lo || n > hi {
-			return 0, fmt.Errorf("%q: want a whole number from %d to %d", s, lo, hi)
-		}
-		return T(n), nil
 	}
 }
 
@@ -248,8 +164,6 @@ func powerOfTwo(lo, hi uint64) func(string) (int, error) {
 	}
 }
 
-func number[T ~int | ~uint32](n T) string { return strconv.FormatUint(uint64(n), 10) }
-
 // filePath reads the path of a file or socket. Only where none is allowed it may be empty.
 func filePath(none bool) func(string) (string, error) {
 	return func(s string) (string, error) {
@@ -263,19 +177,13 @@ func filePath(none bool) func(string) (string, error) {
 	}
 }
 
-func logLevels() []string { return []string{"debug", "info", "warn", "error"} }
-
-func level(s string) (slog.Level, error) {
-	words := logLevels()
-	var l slog.Level
-	if !slices.Contains(words, strings.ToLower(s)) {
-		return 0, fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(words), yamltree.Suggest(s, words))
+func level(s string) (l slog.Level, err error) {
+	if err = words.Check(strings.ToLower(s), "debug", "info", "warn", "error"); err != nil {
+		return 0, words.Check(s, "debug", "info", "warn", "error")
 	}
-	err := l.UnmarshalText([]byte(s))
+	err = l.UnmarshalText([]byte(s))
 	return l, err
 }
-
-func levelName(l slog.Level) string { return strings.ToLower(l.String()) }
 
 func listenAddr(s string) (string, error) {
 	if s == "" {
@@ -322,6 +230,12 @@ const (
 	agentEndpoints = "unix:///PATH, vsock://:PORT, vsock://2:PORT or wss://SERVER[:PORT][/NAME]"
 	hostEndpoints  = "unix:///PATH, vsock://CID:PORT or hvsock://wsl:PORT"
 )
+
+// UnmarshalText implements encoding.TextUnmarshaler by ParseEndpoint.
+func (e *Endpoint) UnmarshalText(b []byte) (err error) {
+	*e, err = ParseEndpoint(string(b))
+	return err
+}
 
 // ParseEndpoint reads the text of an Endpoint.
 func ParseEndpoint(s string) (Endpoint, error) { return parseEndpoint(s, agentEndpoints) }
@@ -393,9 +307,11 @@ func withoutSecrets(s string) string {
 	return s
 }
 
-// String returns what ParseEndpoint reads.
+// String returns what ParseEndpoint reads; "" of the zero Endpoint.
 func (e Endpoint) String() string {
 	switch {
+	case e.Network == "":
+		return ""
 	case e.Network == "unix":
 		return "unix://" + e.Path
 	case e.Network == networkWSS && e.Name != "":
@@ -435,13 +351,18 @@ func sinkSchemes(name string) (schemes []string, known bool) {
 	return nil, false
 }
 
+// UnmarshalText implements encoding.TextUnmarshaler by ParseSink.
+func (s *Sink) UnmarshalText(b []byte) (err error) {
+	*s, err = ParseSink(string(b))
+	return err
+}
+
 // ParseSink reads the text of a Sink.
 func ParseSink(s string) (Sink, error) {
 	name, target, has := strings.Cut(s, "=")
 	schemes, known := sinkSchemes(name)
 	if !known {
-		words := sinkNames()
-		return Sink{}, fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(words), yamltree.Suggest(name, words))
+		return Sink{}, fmt.Errorf("%q: want %s%s", s, words.OneOf(sinkNames()), words.Suggest(name, sinkNames()))
 	}
 	if !has {
 		return Sink{Name: name}, nil

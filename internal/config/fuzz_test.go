@@ -30,7 +30,7 @@ func FuzzFile(f *testing.F) {
 				t.Errorf("%s: the error has control characters: %q", what, err)
 			}
 		}
-		check("agent", newLoader(&agent.Common, agent.fields(), nil, nil))
-		check("host", newLoader(&host.Common, host.fields(), nil, nil))
+		check("agent", newLoader(&agent, &agent.Common, agent.fields(), nil, nil))
+		check("host", newLoader(&host, &host.Common, host.fields(), nil, nil))
 	})
 }

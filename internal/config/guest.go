@@ -26,6 +26,12 @@ func CheckGuestName(name string) error {
 	return nil
 }
 
+// UnmarshalText implements encoding.TextUnmarshaler by ParseGuest.
+func (g *Guest) UnmarshalText(b []byte) (err error) {
+	*g, err = ParseGuest(string(b))
+	return err
+}
+
 // ParseGuest reads the text of a Guest.
 func ParseGuest(s string) (Guest, error) {
 	before, after, _ := strings.Cut(s, "://")

@@ -11,14 +11,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/forwards"
-	"github.com/fairlead/fairlead/internal/publish/policy"
 	"github.com/fairlead/fairlead/internal/rules"
 	runpolicy "github.com/fairlead/fairlead/internal/run/policy"
 	"github.com/fairlead/fairlead/internal/yamltree"
@@ -32,11 +30,14 @@ import (
 // evaluated after all others.
 func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, bool), last ...rules.Rule) (Agent, error) {
 	c := DefaultAgent()
-	l := newLoader(&c.Common, c.fields(), flags, environ)
+	l := newLoader(&c, &c.Common, c.fields(), flags, environ)
 	l.last = last
+	l.extra["run.allow"] = func(n yamltree.Node) (err error) { c.Run.Allow, err = runpolicy.Parse(n); return err }
+	l.extra["run.host"] = func(n yamltree.Node) (err error) { c.Run.Host, err = runpolicy.ParseAsks(n); return err }
 	if err := l.load(path, DefaultAgentFile); err != nil {
 		return Agent{Common: Common{files: c.files}}, err
 	}
+	c.TokenGiven, c.AuditGiven = l.from["linkToken"] != "", l.from["auditInterval"] != ""
 	if key, err := c.validate(); err != nil {
 		return Agent{Common: Common{files: c.files}}, l.wrap(key, err)
 	}
@@ -48,19 +49,19 @@ func LoadAgent(path string, flags *pflag.FlagSet, environ func(string) (string, 
 		data, err := ReadFile(path)
 		l.common.files = append(l.common.files, newFile(path, data, err, true))
 	}
-	c.from, c.Publish.Allow, c.Run.Allow = l.from, l.publish, l.run
-	c.Run.Host = l.asks
+	c.from = l.from
 	return c, nil
 }
 
 // LoadHost is LoadAgent for the host peer, with DefaultHostFile.
 func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, bool)) (Host, error) {
 	c := DefaultHost()
-	l := newLoader(&c.Common, c.fields(), flags, environ)
-	l.ofHost = true
+	l := newLoader(&c, &c.Common, c.fields(), flags, environ)
+	l.extra["run.allow"] = func(n yamltree.Node) (err error) { c.Run.Allow, err = runpolicy.ParseHost(n); return err }
 	if err := l.load(path, DefaultHostFile()); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
+	c.TokenGiven = l.from["linkToken"] != ""
 	if c.Serving.At.Network != "" && l.from["connect"] == "" {
 		c.Connect = nil // a host that listens dials what it was told to only
 	}
@@ -70,30 +71,32 @@ func LoadHost(path string, flags *pflag.FlagSet, environ func(string) (string, b
 	if err := l.compile("bind", &c.Bind, true); err != nil {
 		return Host{Common: Common{files: c.files}}, err
 	}
-	c.from, c.Run.Allow = l.from, l.run
+	c.from = l.from
 	return c, nil
 }
 
 // loader merges the settings of one configuration.
 type loader struct {
+	config  any // points at the Agent or Host that is filled
 	common  *Common
 	fields  []field
 	flags   *pflag.FlagSet
 	environ func(string) (string, bool)
 	from    map[string]string // where a field got its value: "FILE:LINE:COLUMN", variable or flag
 	inline  []rules.Rule
-	publish policy.Policy
-	run     runpolicy.Policy
-	asks    runpolicy.Policy
-	ofHost  bool         // it is the host peer's
-	last    []rules.Rule // after those of all files
+	extra   map[string]func(yamltree.Node) error // keys that are read apart
+	last    []rules.Rule                         // after those of all files
 }
 
-func newLoader(c *Common, fields []field, flags *pflag.FlagSet, environ func(string) (string, bool)) *loader {
+func newLoader(config any, c *Common, fields []field, flags *pflag.FlagSet, environ func(string) (string, bool)) *loader {
 	if environ == nil {
 		environ = func(string) (string, bool) { return "", false }
 	}
-	return &loader{common: c, fields: fields, flags: flags, environ: environ, from: map[string]string{}}
+	l := &loader{config: config, common: c, fields: fields, flags: flags, environ: environ, from: map[string]string{}}
+	l.extra = map[string]func(yamltree.Node) error{
+		"rules": func(n yamltree.Node) (err error) { l.inline, err = rules.ParseList(n); return err },
+	}
+	return l
 }
 
 // wrap adds to an error where the field got its value.
@@ -121,18 +124,18 @@ func (l *loader) load(path, fallback string) error {
 	for i := range l.fields {
 		f := &l.fields[i]
 		if name, s := f.variable(l.environ); name != "" {
-			l.from[f.key] = name
+			l.from[f.Key] = name
 			if err := f.setText(s); err != nil {
-				return l.wrap(f.key, err)
+				return l.wrap(f.Key, err)
 			}
 		}
 		if l.flags == nil {
 			continue
 		}
 		if given := l.flags.Lookup(f.flag); given != nil && given.Changed {
-			l.from[f.key] = "--" + f.flag
+			l.from[f.Key] = "--" + f.flag
 			if err := f.setText(given.Value.String()); err != nil {
-				return l.wrap(f.key, err)
+				return l.wrap(f.Key, err)
 			}
 		}
 	}
@@ -145,72 +148,23 @@ func (l *loader) file(path string, data []byte) error {
 	if err != nil || root.IsNull() {
 		return err
 	}
-	return l.mapping(root, "")
-}
-
-// mapping sets the fields below prefix, which is empty or ends with a dot.
-func (l *loader) mapping(n yamltree.Node, prefix string) error {
-	var known []string
-	for _, f := range l.fields {
-		if rest, ok := strings.CutPrefix(f.key, prefix); ok {
-			if key, _, _ := strings.Cut(rest, "."); !slices.Contains(known, key) {
-				known = append(known, key)
-			}
-		}
-	}
-	switch prefix {
-	case "":
-		known = append(known, "rules")
-	case "publish.", "run.":
-		known = append(known, "allow")
-	}
-	if prefix == "run." && !l.ofHost {
-		known = append(known, "host")
-	}
-	entries, err := n.Map(known...)
-	errs := []error{l.hint(err)}
-	for _, e := range entries {
-		key := prefix + e.Key
-		i := slices.IndexFunc(l.fields, func(f field) bool { return f.key == key })
-		switch {
-		case key == "rules":
-			l.inline, err = rules.ParseList(e.Node)
-		case key == "publish.allow":
-			l.publish, err = policy.Parse(e.Node)
-		case key == "run.host":
-			l.asks, err = runpolicy.ParseAsks(e.Node)
-		case key == "run.allow" && l.ofHost:
-			l.run, err = runpolicy.ParseHost(e.Node)
-		case key == "run.allow":
-			l.run, err = runpolicy.Parse(e.Node)
-		case i < 0:
-			err = l.mapping(e.Node, key+".")
-		default:
-			l.from[key] = e.Where()
-			err = l.fields[i].setNode(e.Node)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	d := yamltree.Decoder{Checks: checks(), Extra: l.extra, Found: func(key string, n yamltree.Node) { l.from[key] = n.Where() }}
+	return l.hint(d.Decode(root, l.config))
 }
 
 // hint replaces the suggestion in errors about unknown keys that are a flag's name
 // written as a key: dockerHost is docker.hosts.
 func (l *loader) hint(err error) error {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			_ = l.hint(err)
+		}
 		return err
 	}
-	errs := joined.Unwrap()
-	for _, err := range errs {
-		at, ok := errors.AsType[*yamltree.Error](err)
-		if !ok {
-			continue
-		}
-		for _, f := range l.fields {
-			if outer, inner, nested := strings.Cut(f.key, "."); nested && at.Key == f.camel() {
-				at.Reason = fmt.Sprintf("unknown key %q: want %q in the mapping %q", f.camel(), inner, outer)
-			}
+	at, ok := err.(*yamltree.Error) //nolint:errorlint // a mistake itself, not one of several
+	for _, f := range l.fields {
+		if outer, inner, nested := strings.Cut(f.Key, "."); ok && nested && at.Key == f.camel() {
+			at.Reason = fmt.Sprintf("unknown key %q: want %q in the mapping %q", f.camel(), inner, outer)
 		}
 	}
 	return err
@@ -234,15 +188,12 @@ func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) err
 			*expose, l.from[key] = f.Expose, path
 		}
 	}
-	added, err := l.added()
+	added, err := l.added(guests)
 	if err != nil {
 		return err
 	}
 	if err := rules.CheckSide(guests, list); err != nil {
 		return err
-	}
-	if err := rules.CheckSide(guests, added); err != nil {
-		return fmt.Errorf("%s: %w", l.common.ForwardsFile, err)
 	}
 	set, err := rules.New(*expose, append(list, l.last...))
 	if err == nil {
@@ -252,8 +203,9 @@ func (l *loader) compile(key string, expose *rules.HostAddress, guests bool) err
 	return err
 }
 
-// added reads the rules that were added at run time.
-func (l *loader) added() ([]rules.Rule, error) {
+// added reads the requests that were made at run time, and returns their rules. Guests says that
+// they may name them.
+func (l *loader) added(guests bool) ([]rules.Rule, error) {
 	path := l.common.ForwardsFile
 	if path == "" {
 		return nil, nil
@@ -265,8 +217,8 @@ func (l *loader) added() ([]rules.Rule, error) {
 	if err != nil {
 		return nil, l.wrap("forwardsFile", err)
 	}
-	list, err := forwards.Parse(path, data)
-	return forwards.InEffect(list, time.Now()), err
+	list, err := forwards.Parse(path, data, guests)
+	return forwards.Rules(forwards.InEffect(list, time.Now())), err
 }
 
 // file is a file as it was read.

@@ -14,18 +14,9 @@ import (
 
 // Names is where a host leads clients to ports by the names of their owners.
 type Names struct {
-	HTTP, TLS []netip.AddrPort // listeners; none by default
-	Domain    string           // of all names
-}
-
-func (c *Host) namesFields() []field {
-	return []field{
-		many("names.http", "names", "address:port", &c.Names.HTTP, nameAddr, stringOf,
-			"serve http://NAME.localhost of containers and Services at this address, such as 127.0.0.1:80 (may be repeated)"),
-		many("names.tls", "names-tls", "address:port", &c.Names.TLS, nameAddr, stringOf,
-			"lead TLS connections by the name that they ask for, without decrypting them, from this address, such as 127.0.0.1:443 (may be repeated)"),
-		one("names.domain", "names-domain", "domain", &c.Names.Domain, nameDomain, str, "domain of all names"),
-	}
+	HTTP   []netip.AddrPort `key:"http" flag:"names" kind:"address:port" is:"address" help:"serve http://NAME.localhost of containers and Services at this address, such as 127.0.0.1:80 (may be repeated)"`
+	TLS    []netip.AddrPort `key:"tls" flag:"names-tls" kind:"address:port" is:"address" help:"lead TLS connections by the name that they ask for, without decrypting them, from this address, such as 127.0.0.1:443 (may be repeated)"`
+	Domain string           `key:"domain" flag:"names-domain" kind:"domain" is:"domain" help:"domain of all names"`
 }
 
 // nameAddr reads an address at which names are served.

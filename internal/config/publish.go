@@ -11,37 +11,21 @@ import (
 type Run struct {
 	Allow runpolicy.Policy // nothing is run if it is empty; only the file has it
 	Host  runpolicy.Policy // who may ask the host for its programs; only the file has it
-	Jobs  int              // at the same time, 1 to 1024
+	Jobs  int              `key:"jobs" flag:"run-jobs" kind:"n" min:"1" max:"1024" help:"maximum of programs that run at the same time for all containers (run.allow, run.host)"`
 }
 
 // HostRun configures what guests may have run on the host.
 type HostRun struct {
-	Allow runpolicy.Policy // nothing is run if it is empty; only the file has it
-	Jobs  int              // of one guest at the same time, 1 to 1024
-
-	AsRoot bool // also where this process has the rights of root or of an administrator
+	Allow  runpolicy.Policy // nothing is run if it is empty; only the file has it
+	Jobs   int              `key:"jobs" flag:"run-jobs" kind:"n" min:"1" max:"1024" help:"maximum of programs that run at the same time for one guest (run.allow)"`
+	AsRoot bool             `key:"asRoot" flag:"run-as-root" kind:"bool" help:"run programs for guests also where the host peer has the rights of root or of an administrator, which they get"`
 }
 
 // Publish configures what containers may ask for at a socket that is mounted into them.
 type Publish struct {
-	Allow       policy.Policy // nothing is served if it is empty; only the file has it
-	Socket      string        // path
-	Ports       int           // of one container at the same time, 1 to 256
-	Connections int           // of one container at the same time, 1 to 65535
-	Requests    int           // of one container in a second, 1 to 1000
-}
-
-func (c *Agent) publishFields() []field {
-	return []field{
-		one("publish.socket", "publish-socket", "path", &c.Publish.Socket, absolute, str,
-			"socket for containers that may publish or reach ports; it exists only if publish.allow, run.allow or run.host has an entry"),
-		one("publish.ports", "publish-ports", "n", &c.Publish.Ports, whole[int](1, 256), number,
-			"maximum of ports that one container publishes or reaches by the socket").atLeast(1),
-		one("publish.connections", "publish-connections", "n", &c.Publish.Connections, whole[int](1, 1<<16-1), number,
-			"maximum of concurrent connections of one container by the socket").atLeast(1),
-		one("publish.requests", "publish-requests", "n", &c.Publish.Requests, whole[int](1, 1000), number,
-			"maximum of requests of one container at the socket in a second").atLeast(1),
-		one("run.jobs", "run-jobs", "n", &c.Run.Jobs, whole[int](1, 1024), number,
-			"maximum of programs that run at the same time for all containers (run.allow, run.host)").atLeast(1),
-	}
+	Allow       policy.Policy `key:"allow" list:"entries (\"- match: {name: web}\")" help:"what containers may ask for at the publish socket; nothing else is allowed"` // only the file has it
+	Socket      string        `key:"socket" flag:"publish-socket" kind:"path" is:"absolute" help:"socket for containers that may publish or reach ports; it exists only if publish.allow, run.allow or run.host has an entry"`
+	Ports       int           `key:"ports" flag:"publish-ports" kind:"n" min:"1" max:"256" help:"maximum of ports that one container publishes or reaches by the socket"`
+	Connections int           `key:"connections" flag:"publish-connections" kind:"n" min:"1" max:"65535" help:"maximum of concurrent connections of one container by the socket"`
+	Requests    int           `key:"requests" flag:"publish-requests" kind:"n" min:"1" max:"1000" help:"maximum of requests of one container at the socket in a second"`
 }

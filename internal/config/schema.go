@@ -6,17 +6,16 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
-	"strings"
 
 	"github.com/fairlead/fairlead/internal/rules"
 	runpolicy "github.com/fairlead/fairlead/internal/run/policy"
+	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// object is a JSON object; encoding/json sorts its keys.
-type object map[string]any
+type object = yamltree.Object
 
 // Schema returns the JSON Schema (draft 2020-12) of the configuration files of
-// agent and host, indented. It is generated from the table of fields, as are flags,
+// agent and host, indented. It is made from the tags of the structs, as are flags,
 // environment and file.
 func Schema() []byte {
 	agent, host := DefaultAgent(), defaultHost(systemDirs())
@@ -31,50 +30,43 @@ func Schema() []byte {
 		"description": "agent.yaml of `fairlead agent`, or host.yaml of `fairlead host`",
 		"anyOf":       []object{{"$ref": "#/$defs/agent"}, {"$ref": "#/$defs/host"}},
 		"$defs": object{
-			"agent": agentSchema(agent.fields()), "host": hostSchema(host.fields()), "rule": ruleSchema(), "text": textSchema(),
+			"agent": withRun(fileSchema(&agent), object{"allow": runSchema(), "host": askSchema()}),
+			"host":  withRun(fileSchema(&host), object{"allow": hostRunSchema()}),
+			"rule":  ruleSchema(), "text": object{"type": []string{"string", "number", "boolean"}},
 		},
 	})
 	return b.Bytes()
 }
 
-func textSchema() object { return object{"type": []string{"string", "number", "boolean"}} }
+func ruleSchema() object { return yamltree.Schema(new(rules.Rule)) }
 
-// agentSchema adds to the fields what containers may publish.
-func agentSchema(fields []field) object {
-	root := schemaOf(fields)
-	publish := root["properties"].(object)["publish"].(object)
-	publish["properties"].(object)["allow"] = object{
-		"description": "what containers may ask for at the publish socket; nothing else is allowed", "type": []string{"array", "null"},
-		"items": object{
-			"type": "object", "additionalProperties": false, "required": []string{"match"},
-			"anyOf": []object{{"required": []string{"guestPorts"}}, {"required": []string{"hostPorts"}}},
-			"properties": object{
-				"match": object{
-					"description": "the containers that are meant", "type": "object", "additionalProperties": false, "minProperties": 1,
-					"properties": ownerSchema(),
-				},
-				"guestPorts": portsSchema("ports of the guest's loopback that they may reach"),
-				"hostPorts":  portsSchema("ports at which the host may reach them"),
-			},
-		},
+// fileSchema describes a file by the configuration that config points at.
+func fileSchema(config any) object {
+	root := yamltree.Schema(config)
+	root["type"] = []string{"object", "null"}
+	root["properties"].(object)["rules"] = object{
+		"description": "the first rule that matches decides", "type": []string{"array", "null"},
+		"items": object{"$ref": "#/$defs/rule"},
 	}
-	root["properties"].(object)["run"].(object)["properties"].(object)["allow"] = runSchema()
-	root["properties"].(object)["run"].(object)["properties"].(object)["host"] = askSchema()
 	return root
 }
 
-// hostSchema adds to the fields what guests may have run.
-func hostSchema(fields []field) object {
-	root := schemaOf(fields)
+// withRun adds to the keys of run those that package runpolicy reads.
+func withRun(root, keys object) object {
+	maps.Copy(root["properties"].(object)["run"].(object)["properties"].(object), keys)
+	return root
+}
+
+// hostRunSchema describes what guests may have run.
+func hostRunSchema() object {
 	_, required := runpolicy.HostKeys()
 	properties := programSchema()
 	properties["guests"] = object{"description": "the guests that may have it run, by the names that the host has for them; globs", "type": "array", "minItems": 1, "items": object{"$ref": "#/$defs/text"}}
 	properties["path"], properties["directory"] = object{"type": "string"}, object{"type": "string"} // also of Windows
-	root["properties"].(object)["run"].(object)["properties"].(object)["allow"] = object{
+	return object{
 		"description": "programs of this host that guests may have run; nothing else is run", "type": []string{"array", "null"},
 		"items": object{"type": "object", "additionalProperties": false, "required": required, "properties": properties},
 	}
-	return root
 }
 
 // askSchema describes who may ask the host for its programs.
@@ -135,117 +127,6 @@ func runSchema() object {
 
 // ownerSchema has the fields of a match about an owner.
 func ownerSchema() object {
-	text := object{"$ref": "#/$defs/text"}
-	return object{
-		"name":      object{"description": "the owner's name; `*` is any text, `?` one character", "$ref": "#/$defs/text"},
-		"namespace": object{"description": "the owner's namespace; `*` is any text, `?` one character", "$ref": "#/$defs/text"},
-		"labels":    object{"description": "labels that the owner has, each with a value; `*` is any text, `?` one character", "type": "object", "additionalProperties": text},
-	}
-}
-
-// portsSchema is one or more ports and ranges.
-func portsSchema(description string) object {
-	ports := object{"type": []string{"integer", "string"}, "pattern": `^[0-9]+(-[0-9]+)?( *, *[0-9]+(-[0-9]+)?)*$`, "minimum": 1, "maximum": 65535}
-	o := object{"anyOf": []object{ports, {"type": "array", "items": ports, "minItems": 1}}}
-	if description != "" {
-		o["description"] = description
-	}
-	return o
-}
-
-// schemaOf nests the fields by the dots in their keys.
-func schemaOf(fields []field) object {
-	root := object{"type": []string{"object", "null"}, "additionalProperties": false, "properties": object{
-		"rules": object{
-			"description": "the first rule that matches decides", "type": []string{"array", "null"},
-			"items": object{"$ref": "#/$defs/rule"},
-		},
-	}}
-	for i := range fields {
-		f := &fields[i]
-		at := root
-		parts := strings.Split(f.key, ".")
-		for _, p := range parts[:len(parts)-1] {
-			properties := at["properties"].(object)
-			if properties[p] == nil {
-				properties[p] = object{"type": "object", "additionalProperties": false, "properties": object{}}
-			}
-			at = properties[p].(object)
-		}
-		at["properties"].(object)[parts[len(parts)-1]] = f.schema()
-	}
-	return root
-}
-
-// schema describes one field.
-func (f *field) schema() object {
-	value := f.valueSchema()
-	if f.list {
-		value = object{"anyOf": []object{value, {"type": "array", "items": value}}}
-	}
-	value["description"] = f.usage
-	var def []any
-	for _, s := range f.get() {
-		if f.isNumber() {
-			def = append(def, json.Number(s))
-		} else if s != "" || f.list {
-			def = append(def, s)
-		}
-	}
-	switch {
-	case len(def) == 0:
-	case f.list:
-		value["default"] = def
-	default:
-		value["default"] = def[0]
-	}
-	return value
-}
-
-// valueSchema describes one value of the field.
-func (f *field) valueSchema() object {
-	switch {
-	case f.kind == "duration":
-		return object{"type": []string{"string", "number"}, "pattern": `^[+-]?([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$|^0$`}
-	case f.kind == boolKind:
-		return object{"enum": []any{true, false, "yes", "no"}}
-	case f.isNumber():
-		return object{"type": "integer", "minimum": f.least}
-	case len(f.words) == 0:
-		return object{"$ref": "#/$defs/text"}
-	case f.pattern != "":
-		return object{"anyOf": []object{{"enum": f.words}, {"type": "string", "pattern": f.pattern}}}
-	}
-	return object{"enum": f.words}
-}
-
-func ruleSchema() object {
-	oneOrMore := func(description string, item object) object {
-		return object{"description": description, "anyOf": []object{item, {"type": "array", "items": item, "minItems": 1}}}
-	}
-	match := ownerSchema()
-	match["protocol"] = object{"description": "of the port", "enum": []string{"tcp", "udp", "TCP", "UDP"}}
-	match["ports"] = portsSchema("ports of the guest, and ranges of them")
-	match["address"] = oneOrMore("the guest's address: wildcard, loopback, an address or a CIDR prefix", object{"type": "string", "minLength": 1})
-	match["source"] = oneOrMore("who reported the port; kube is the Services of all clusters", object{"enum": rules.Sources()})
-	match["guest"] = object{"description": "on a host: the guest's name there, else its endpoint; `*` is any text, `?` one character", "$ref": "#/$defs/text"}
-	match["owner"] = oneOrMore("what has the port", object{"enum": []string{"container", "service", "process", "unknown"}})
-	return object{
-		"type": "object", "additionalProperties": false, "required": []string{"action"},
-		"properties": object{
-			"name":   object{"description": "how messages name the rule, beside its number", "$ref": "#/$defs/text"},
-			"action": object{"description": "what becomes of a port that matches", "enum": []string{"allow", "deny"}},
-			"hostPort": object{
-				"description": `a port, an offset from the port that is asked for such as "+1000", or 0 for any free port`,
-				"type":        []string{"integer", "string"}, "pattern": `^[+-]?[0-9]+$`,
-			},
-			"onConflict":    object{"description": "on a host, where the port is in use: wait until it is free, open the next free port, or any", "enum": []string{"wait", "next", "any"}},
-			"proxyProtocol": object{"description": "on an agent, of TCP: tell the server the client's address by the PROXY protocol", "enum": []string{"v2"}},
-			"hostAddress":   object{"description": "loopback, all or an address of the host", "type": "string", "minLength": 1},
-			"match": object{
-				"description": "the ports that are meant: all keys must match, and one of the values of each; without it, all ports",
-				"type":        "object", "additionalProperties": false, "properties": match,
-			},
-		},
-	}
+	match := yamltree.Schema(new(rules.Match))["properties"].(object)
+	return object{"name": match["name"], "namespace": match["namespace"], "labels": match["labels"]}
 }

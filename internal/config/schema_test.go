@@ -29,20 +29,21 @@ func TestSchemaIsUpToDate(t *testing.T) {
 func TestDeclaredValuesAreAccepted(t *testing.T) {
 	for _, s := range subjects() {
 		for _, f := range s.fields {
-			if f.key == "" || f.usage == "" {
+			if f.Key == "" || f.usage == "" {
 				t.Errorf("%s: %+v lacks a key or a description", s.name, f)
 			}
-			for _, w := range f.words {
-				if err := f.set([]string{w}); err != nil {
-					t.Errorf("%s: %s does not accept %q: %v", s.name, f.key, w, err)
+			for _, w := range f.Words() {
+				if err := f.Set(checks(), w); err != nil {
+					t.Errorf("%s: %s does not accept %q: %v", s.name, f.Key, w, err)
 				}
 			}
-			accepts := f.set([]string{"zz-unknown"}) == nil
-			if closed := len(f.words) > 0 || f.isNumber() || f.kind == "duration" || f.kind == boolKind; closed && accepts {
-				t.Errorf("%s: %s accepts any word", s.name, f.key)
+			isNumber := f.kind == "n" || f.kind == "cid" || f.kind == "uid"
+			accepts := f.Set(checks(), "zz-unknown") == nil
+			if closed := len(f.Words()) > 0 || isNumber || f.kind == "duration" || f.kind == "bool"; closed && accepts {
+				t.Errorf("%s: %s accepts any word", s.name, f.Key)
 			}
-			if f.isNumber() && f.least > 0 && f.set([]string{"0"}) == nil {
-				t.Errorf("%s: %s accepts 0", s.name, f.key)
+			if isNumber && f.Tag.Get("min") != "0" && f.Set(checks(), "0") == nil {
+				t.Errorf("%s: %s accepts 0", s.name, f.Key)
 			}
 		}
 	}

@@ -5,7 +5,6 @@ package config
 import (
 	"cmp"
 	"slices"
-	"strings"
 )
 
 // Setting is the value of one key, and where it comes from.
@@ -44,16 +43,16 @@ func Waiting(current, next []Setting, keys ...string) (list []string) {
 }
 
 // Words returns the values that flags of an agent accept, of those that accept words.
-func (c *Agent) Words() map[string][]string { return words(c.fields()) }
+func (c *Agent) Words() map[string][]string { return flagWords(c.fields()) }
 
 // Words returns the values that flags of a host peer accept, of those that accept words.
-func (c *Host) Words() map[string][]string { return words(c.fields()) }
+func (c *Host) Words() map[string][]string { return flagWords(c.fields()) }
 
-func words(fields []field) map[string][]string {
+func flagWords(fields []field) map[string][]string {
 	byFlag := make(map[string][]string)
 	for _, f := range fields {
-		if len(f.words) > 0 {
-			byFlag[f.flag] = f.words
+		if list := f.Words(); len(list) > 0 {
+			byFlag[f.flag] = list
 		}
 	}
 	return byFlag
@@ -63,7 +62,7 @@ func settings(fields []field, from map[string]string) []Setting {
 	list := make([]Setting, 0, len(fields))
 	for i := range fields {
 		f := &fields[i]
-		list = append(list, Setting{f.key, strings.Join(f.get(), ","), cmp.Or(from[f.key], "default")})
+		list = append(list, Setting{f.Key, f.text(), cmp.Or(from[f.Key], "default")})
 	}
 	return list
 }

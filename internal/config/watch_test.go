@@ -204,7 +204,7 @@ func TestWatchMissingDirectory(t *testing.T) {
 	path := filepath.Join(dir, "agent.yaml")
 	w := watch(t, path, func() (Agent, error) {
 		c := DefaultAgent()
-		l := newLoader(&c.Common, c.fields(), nil, nil)
+		l := newLoader(&c, &c.Common, c.fields(), nil, nil)
 		err := l.load("", path)
 		return c, err
 	})

@@ -59,13 +59,6 @@ func parseListen(s string) (Endpoint, error) {
 	return Endpoint{Network: networkWSS, Server: at, Listen: true}, nil
 }
 
-func listenText(e Endpoint) string {
-	if e.Network == "" {
-		return ""
-	}
-	return e.String()
-}
-
 func guestNameText(s string) (string, error) { return s, CheckGuestName(s) }
 
 var sha256Text = regexp.MustCompile(`^[0-9A-Fa-f]{64}$`)
@@ -80,42 +73,19 @@ func pinText(s string) (string, error) {
 
 // TLS is how an agent and the server that it dials trust each other.
 type TLS struct {
-	Pin       string // SHA-256 of the server's CA bundle, in lower case; empty for the system's roots
-	Cert, Key string // files with the certificate that proves this guest; empty for none
-}
-
-func (c *Agent) tlsFields() []field {
-	return []field{
-		one("linkPin", "link-pin", "sha256", &c.TLS.Pin, pinText, str,
-			"SHA-256 of the CA bundle of a wss:// server, which is then trusted alone; without, the system's roots count").
-			alias("CATTLE_CA_CHECKSUM", strings.TrimSpace),
-		one("linkCert", "link-cert", "file", &c.TLS.Cert, filePath(true), str, "certificate that proves this guest to a wss:// server"),
-		one("linkKey", "link-key", "file", &c.TLS.Key, filePath(true), str, "key of --link-cert"),
-	}
+	Pin  string `key:"linkPin" flag:"link-pin" kind:"sha256" is:"sha256" older:"CATTLE_CA_CHECKSUM" help:"SHA-256 of the CA bundle of a wss:// server, which is then trusted alone; without, the system's roots count"` // in lower case
+	Cert string `key:"linkCert" flag:"link-cert" kind:"file" is:"file" help:"certificate that proves this guest to a wss:// server"`
+	Key  string `key:"linkKey" flag:"link-key" kind:"file" is:"file" help:"key of --link-cert"`
 }
 
 // Serving is how a host takes the links of agents that dial it.
 type Serving struct {
-	At        Endpoint // where it listens; the zero Endpoint is nowhere
-	Guests    []string // names of the guests that may connect
-	Cert, Key string   // files of the certificate, with its chain, and its key
-	Bundle    string   // file with the CA bundle that agents pin; empty for the certificates of Cert
-	ClientCA  string   // file with the roots of the guests' certificates; empty if they need none
-}
-
-func (c *Host) servingFields() []field {
-	return []field{
-		one("listen", "listen", "endpoint", &c.Serving.At, parseListen, listenText,
-			"take the links of agents that dial this host: wss://:PORT or wss://ADDRESS:PORT"),
-		many("guest", "guest", "name", &c.Serving.Guests, guestNameText, str,
-			"name of a guest that may connect to --listen (may be repeated)"),
-		one("cert", "cert", "file", &c.Serving.Cert, filePath(true), str, "certificate of --listen in PEM, with its chain"),
-		one("key", "key", "file", &c.Serving.Key, filePath(true), str, "key of --cert in PEM"),
-		one("caBundle", "ca-bundle", "file", &c.Serving.Bundle, filePath(true), str,
-			"CA bundle whose SHA-256 agents pin; by default the certificates of --cert"),
-		one("clientCA", "client-ca", "file", &c.Serving.ClientCA, filePath(true), str,
-			"roots of the guests' certificates, which --listen then requires; a token is then only required if --link-token is set"),
-	}
+	At       Endpoint `key:"listen" flag:"listen" kind:"endpoint" is:"listen" help:"take the links of agents that dial this host: wss://:PORT or wss://ADDRESS:PORT"` // the zero Endpoint is nowhere
+	Guests   []string `key:"guest" flag:"guest" kind:"name" is:"guest" help:"name of a guest that may connect to --listen (may be repeated)"`
+	Cert     string   `key:"cert" flag:"cert" kind:"file" is:"file" help:"certificate of --listen in PEM, with its chain"`
+	Key      string   `key:"key" flag:"key" kind:"file" is:"file" help:"key of --cert in PEM"`
+	Bundle   string   `key:"caBundle" flag:"ca-bundle" kind:"file" is:"file" help:"CA bundle whose SHA-256 agents pin; by default the certificates of --cert"`
+	ClientCA string   `key:"clientCA" flag:"client-ca" kind:"file" is:"file" help:"roots of the guests' certificates, which --listen then requires; a token is then only required if --link-token is set"`
 }
 
 // Peers returns all guests: those that the host dials, and those that dial it.
@@ -142,9 +112,9 @@ func (c *Agent) validateWSS(e Endpoint) (key string, err error) {
 func (c *Host) validateServing() (key string, err error) {
 	s := &c.Serving
 	if s.At.Network == "" {
-		for _, f := range c.servingFields()[1:] {
-			if strings.Join(f.get(), "") != "" {
-				return f.key, fmt.Errorf("is only for --listen, which is not set")
+		for _, f := range fieldsOf(s, false) {
+			if f.text() != "" {
+				return f.Key, fmt.Errorf("is only for --listen, which is not set")
 			}
 		}
 		return "", nil
@@ -163,7 +133,17 @@ func (c *Host) validateServing() (key string, err error) {
 	return "", nil
 }
 
-// The variables of older agents, which count where none of fairlead's own is set.
+// fromOlder reads a variable of older agents, which counts where none of fairlead's own is set. Empty
+// sets nothing.
+func fromOlder(variable, s string) string {
+	switch variable {
+	case "CATTLE_SERVER":
+		return cattleServer(s)
+	case "CATTLE_DEBUG":
+		return cattleDebug(s)
+	}
+	return strings.TrimSpace(s)
+}
 
 // cattleServer reads the address of a server, with or without a scheme. Only that of wss://
 // names the guest in its path. What has another path or another scheme is kept as it is, and

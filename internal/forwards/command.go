@@ -13,7 +13,7 @@ import (
 // Command returns the command line that makes the request, for a shell.
 func (q Request) Command() string {
 	words := map[Op]string{
-		Add: "forward add", Remove: "forward rm",
+		Forward: "forward add", Remove: "forward rm",
 		Deny: "deny", Allow: "allow", Expose: "expose", Hide: "expose",
 	}
 	list := []string{"fairlead", words[q.Op]}
@@ -48,13 +48,11 @@ func (q Request) Command() string {
 // place of one that the system refuses: 8080 for 80. Guest is empty if there is but one. A forward
 // that is there already has to be removed before.
 func Elsewhere(of port.Slot, demand, guest string, refused uint16) string {
-	q := Request{Op: Add, Demand: demand, Guest: guest, To: refused%50000 + 8000}
+	q := Request{Op: Forward, Demand: demand, Guest: guest, To: refused%50000 + 8000}
 	if demand == "" {
 		q.Protocol, q.Port = of.Protocol, of.Port
 	}
-	undo := q
-	undo.Op, undo.To = Remove, 0
-	return fmt.Sprintf("`%s` (before that, if it is a forward already, `%s`)", q.Command(), undo.Command())
+	return fmt.Sprintf("`%s` (before that, if it is a forward already, `%s`)", q.Command(), q.Undo().Command())
 }
 
 // word returns s as one word of a shell.

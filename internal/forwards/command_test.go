@@ -12,7 +12,7 @@ import (
 func TestCommand(t *testing.T) {
 	for want, q := range map[string]Request{
 		"fairlead forward add 8080/tcp --to 18080 --on-conflict next --bind all --guest 'd*'": {
-			Op: Add, Protocol: port.TCP, Port: 8080, To: 18080, OnConflict: "next", Bind: "all", Guest: "d*",
+			Op: Forward, Protocol: port.TCP, Port: 8080, To: 18080, OnConflict: "next", Bind: "all", Guest: "d*",
 		},
 		"fairlead forward rm web:80/tcp":             {Op: Remove, Demand: "web:80/tcp"},
 		"fairlead deny --all":                        {Op: Deny, All: true},

@@ -44,7 +44,7 @@ func (s *hostStore) want(when, at string, inFile bool) {
 		[]netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")})
 	s.mu.Unlock()
 	text, _ := os.ReadFile(s.path)
-	if len(d.Host) == 0 || d.Host[0].String() != at || at == narrow && len(d.Host) > 1 || strings.Contains(string(text), "expose 8080/tcp") != inFile {
+	if len(d.Host) == 0 || d.Host[0].String() != at || at == narrow && len(d.Host) > 1 || strings.Contains(string(text), `"expose"`) != inFile {
 		s.t.Errorf("%s: %v, want %s; file:\n%s", when, d.Host, at, text)
 	}
 }
@@ -57,7 +57,7 @@ const wide, narrow = "0.0.0.0:8080", "127.0.0.1:8080"
 
 // What is exposed ends by itself, at the latest request's time.
 func TestExposureEnds(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "forwards.yaml")
+	path := filepath.Join(t.TempDir(), "forwards.json")
 	synctest.Test(t, func(t *testing.T) {
 		s := newHostStore(t, path)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -94,7 +94,7 @@ func TestExposureEnds(t *testing.T) {
 
 // A restarted host does not expose what has ended, and goes on with what has not.
 func TestExposureEndsWhileStopped(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "forwards.yaml")
+	path := filepath.Join(t.TempDir(), "forwards.json")
 	synctest.Test(t, func(t *testing.T) {
 		if _, err := newHostStore(t, path).Do(exposed(8080, time.Hour)); err != nil {
 			t.Fatal(err)
@@ -120,13 +120,13 @@ func TestExposureEndsWhileStopped(t *testing.T) {
 // Rules end though their file cannot be changed.
 func TestExposureEndsWithoutItsFile(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, "forwards.yaml")
+	path := filepath.Join(dir, "forwards.json")
 	synctest.Test(t, func(t *testing.T) {
 		s := newHostStore(t, path)
 		if _, err := s.Do(exposed(8080, time.Minute)); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte("rules: {expose 8080/tcp"), 0o600); err != nil {
+		if err := os.WriteFile(path, []byte(`{"requests": [{"op": "expose"`), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -141,7 +141,7 @@ func TestExposureEndsWithoutItsFile(t *testing.T) {
 }
 
 func TestExposureIsRefused(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "forwards.yaml")
+	path := filepath.Join(t.TempDir(), "forwards.json")
 	log := slog.New(slog.DiscardHandler)
 	agent := NewStore(path, rules.Empty(rules.All()), false, log, func(*rules.Set) {})
 	loopback := NewStore(path, rules.Empty(rules.Loopback()), true, log, func(*rules.Set) {})
@@ -179,7 +179,7 @@ func TestExposureIsRefused(t *testing.T) {
 
 // A clock that is set back does not make an exposure longer, nor does a restart then.
 func TestExposureEndsThoughTheClockIsSetBack(t *testing.T) {
-	s := newHostStore(t, filepath.Join(t.TempDir(), "forwards.yaml"))
+	s := newHostStore(t, filepath.Join(t.TempDir(), "forwards.json"))
 	var uptime time.Duration
 	s.uptime = func() time.Duration { return uptime }
 	now := time.Now()
@@ -204,16 +204,15 @@ func TestExposureEndsThoughTheClockIsSetBack(t *testing.T) {
 // A rule whose end is too far away does not come into effect later, by itself or by another
 // change.
 func TestExposureTooFarAhead(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "forwards.yaml")
+	path := filepath.Join(t.TempDir(), "forwards.json")
 	synctest.Test(t, func(t *testing.T) {
 		s := newHostStore(t, path)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { s.Run(ctx) })
 		synctest.Wait()
-		text := "rules:\n  - name: expose 8080/tcp\n    match: {ports: 8080}\n    action: expose\n    hostAddress: all\n    until: '" +
-			time.Now().Add(rules.MaxExposure+24*time.Hour).UTC().Format(time.RFC3339) + "'\n"
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		text := format([]Entry{{exposed(8080, time.Hour), time.Now().Add(rules.MaxExposure + 24*time.Hour).UTC().Truncate(time.Second)}})
+		if err := os.WriteFile(path, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		s.Reload(rules.Empty(rules.Asked()))

@@ -4,53 +4,48 @@ package forwards
 
 import (
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// Whatever a file contains, a change is refused or keeps all of its rules and lines, and
-// undoing it restores the rules.
+// Whatever a file contains, it is refused, or its requests make valid rules, a change keeps all
+// of them, and undoing it restores the list.
 func FuzzEdit(f *testing.F) {
 	for _, text := range []string{
-		"", "rules:", "rules: []\n", byHand, "rules:\r\n- action: deny\r\n", "# c\nrules:\n    - {action: deny}\n    # d\n",
-		"\ufeffrules:\n- action: deny\n", "\ufeff",
-		"rules:\n- name: 'a\n\n    # b'\n  action: deny\n", "rules:\n- name: |\n    x\n  action: deny", "---\nrules:\n- action: deny\n...\n", "rules :\n- action: deny",
+		"", "null", "{}", fileOf(), fileOf(`{"op":"deny","all":true}`), fileOf(`{"op":"forward","demand":"web:80/tcp","to":8080,"guest":"d*"}`),
+		fileOf(`{"op":"allow","protocol":"udp","port":53}`, `{"op":"deny","owner":"it's \u00fc"}`), fileOf(`{"op":"deny","op":"deny","all":true}`),
+		fileOf(`{"op":"expose","protocol":"tcp","port":80,"bind":"192.0.2.1","seconds":60,"until":"2030-01-01T00:00:00Z"}`),
+		fileOf(`{"op":"forward","protocol":"tcp","port":80,"onConflict":"next","bind":"all"}`) + "\n",
 	} {
-		f.Add(text)
-	}
-	for _, lineBreak := range []string{"\r", "\u0085", "\u2028", "\u2029"} {
-		f.Add(strings.Repeat(lineBreak, 6) + "#")
-		f.Add("# c" + lineBreak + "rules:\n- action: deny\n")
+		f.Add([]byte(text))
 	}
 	permitted := func(rules.Match, rules.HostAddress) error { return nil }
-	f.Fuzz(func(t *testing.T, text string) {
-		d, err := parse("file", text)
-		if err != nil || d.index("forward 8080/tcp") >= 0 || d.index("allow 8080/tcp") >= 0 {
-			return
-		}
-		text = strings.TrimPrefix(text, yamltree.ByteOrderMark)
-		next, _, added, err := forward(8080, 18080).change(d, time.Now(), permitted)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		list, err := Parse("file", text, true)
 		if err != nil {
 			return
 		}
-		i := next.index(added[0])
-		if got := slices.Delete(slices.Clone(next.rules), i, i+1); !slices.EqualFunc(got, d.rules, equal) {
-			t.Fatalf("%q becomes %q: other rules", text, next.text)
+		if _, err := rules.Empty(rules.Asked()).WithRuntime(Rules(list)); err != nil {
+			t.Fatalf("%s: %v", text, err)
 		}
-		for line := range strings.Lines(text) {
-			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "rules:") && !strings.Contains(next.text, line) {
-				t.Fatalf("%q becomes %q: line %q is lost", text, next.text, line)
-			}
+		if again, err := Parse("file", format(list), true); err != nil || !slices.Equal(again, list) {
+			t.Fatalf("%s is read again as %v, %v", text, again, err)
 		}
-		back, removed, _, err := tcp(Remove, 8080).change(next, time.Now(), permitted)
-		if err == nil && (len(removed) == 0 || !slices.EqualFunc(back.rules, slices.DeleteFunc(slices.Clone(d.rules), func(r rules.Rule) bool {
-			return slices.Contains(removed, r.Name)
-		}), equal)) {
-			t.Fatalf("%q becomes %q: rules differ", next.text, back.text)
+		e := edit{list: slices.Clone(list)}
+		if err := e.do(forward(8080, 18080), time.Now(), permitted); err != nil || len(e.Added) == 0 {
+			return
+		}
+		if left := slices.DeleteFunc(slices.Clone(list), func(o Entry) bool { return slices.Contains(e.Removed, o.Request) }); len(e.list) != len(left)+1 {
+			t.Fatalf("%s becomes %s", text, format(e.list))
+		}
+		back := edit{list: e.list}
+		if err := back.do(e.Added[0].Undo(), time.Now(), permitted); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if want := slices.DeleteFunc(slices.Clone(list), func(o Entry) bool { return slices.Contains(append(e.Removed, back.Removed...), o.Request) }); !slices.Equal(back.list, want) {
+			t.Fatalf("%s becomes %s", text, format(back.list))
 		}
 	})
 }

@@ -14,20 +14,18 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trust"
-	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
-// Store changes the file of rules of a running agent or host, and has them applied.
+// Store changes the file of requests of a running agent or host, and has their rules applied.
 type Store struct {
 	path   string // empty for none
-	guests bool   // rules may name guests
+	guests bool   // requests may name guests
 	log    *slog.Logger
 	apply  func(*rules.Set)
 
@@ -35,54 +33,48 @@ type Store struct {
 
 	mu      sync.Mutex
 	base    *rules.Set               // of the configuration
-	current *rules.Set               // applied last
+	entries []Entry                  // of the file as it was read or written last; some may have ended
 	applied uint64                   // how often a set was applied
-	changed schedule.Signal          // for Run: another set is applied
-	stale   bool                     // the file was read again, and may have rules that have ended
-	refused error                    // why the configuration that was read last is not in effect
-	ends    map[string]time.Duration // uptime at which a rule that exposes ends, by its name and end
+	changed schedule.Signal          // for Run: the entries are others
+	ends    map[string]time.Duration // uptime at which a request that exposes ends, by its text and end
 }
 
 // NewStore returns a store of the file at path, which may be absent; an empty path is none.
-// Base is the rules of the configuration. Guests says that this is a host, where rules may
-// name guests. Apply is called with each new set of rules, one call at a time.
+// Base is the rules of the configuration, with those of the file. Guests says that this is a host,
+// where requests may name guests. Apply is called with each new set of rules, one call at a time.
 func NewStore(path string, base *rules.Set, guests bool, log *slog.Logger, apply func(*rules.Set)) *Store {
 	start := time.Now()
-	return &Store{
-		path: path, guests: guests, log: log, apply: apply, base: base, current: base, changed: schedule.NewSignal(),
+	s := &Store{
+		path: path, guests: guests, log: log, apply: apply, base: base, changed: schedule.NewSignal(),
 		uptime: func() time.Duration { return time.Since(start) }, ends: make(map[string]time.Duration),
 	}
+	s.entries, _, _ = s.read() // a file that cannot be read was refused with the configuration
+	return s
 }
 
-// clockPause is after how long Run reads the clock again while a rule is to end: a timer
+// clockPause is after how long Run reads the clock again while a request is to end: a timer
 // does not count the time for which the system is suspended.
 const clockPause = 10 * time.Second
 
-// Run ends rules at their time, until ctx ends.
+// Run ends requests at their time, until ctx ends.
 func (s *Store) Run(ctx context.Context) {
-	if s.path == "" {
-		return
-	}
-	s.clean(time.Now()) // what ended before the start
-	for {
-		if schedule.Wait(ctx, s.expire(time.Now()), s.changed) != nil {
-			return
-		}
+	for schedule.Wait(ctx, s.expire(time.Now()), s.changed) == nil {
+		continue
 	}
 }
 
-// expire ends rules, and returns when to call it again: the zero time if no rule ends.
-func (s *Store) expire(now time.Time) time.Time {
+// expire ends requests, and returns when to call it again: the zero time if none ends.
+func (s *Store) expire(now time.Time) (next time.Time) {
 	s.mu.Lock()
-	set, next := s.current.InEffect(func(r rules.Rule) bool { return s.counts(r, now) })
-	ended, stale := set != s.current, s.stale
-	s.stale = false
-	if ended {
-		s.put(set)
+	defer s.mu.Unlock()
+	if left := s.inEffect(now); len(left) < len(s.entries) {
+		s.removeEnded(now)
+		s.put(left, now)
 	}
-	s.mu.Unlock()
-	if ended || stale {
-		s.clean(now)
+	for _, e := range s.entries {
+		if e.Op == Expose && (next.IsZero() || e.Until.Before(next)) {
+			next = e.Until
+		}
 	}
 	if wake := now.Add(clockPause); next.After(wake) {
 		next = wake
@@ -90,57 +82,53 @@ func (s *Store) expire(now time.Time) time.Time {
 	return next
 }
 
-// counts reports whether a rule counts at a time. One that exposes does for no longer than
+// removeEnded removes requests that have ended from the file. They have no effect if that fails. A
+// file that somebody else changed is read again by the configuration's reload. s.mu is held.
+func (s *Store) removeEnded(now time.Time) {
+	left := s.inEffect(now)
+	list, before, err := s.read()
+	if err == nil && !slices.Equal(list, s.entries) {
+		return
+	}
+	if err == nil {
+		err = s.replace(before, left)
+	}
+	ended := slices.DeleteFunc(slices.Clone(s.entries), func(e Entry) bool { return slices.Contains(left, e) })
+	if err != nil {
+		s.log.Warn("cannot remove requests that have ended; they have no effect", "requests", ended, "err", err)
+		return
+	}
+	s.log.Info("requests have ended, or would end too far ahead; removed", "requests", ended, "longest", rules.MaxExposure)
+}
+
+// counts reports whether a request counts at a time. One that exposes does for no longer than
 // was left when it was first seen, also if the clock was set back since. s.mu is held.
-func (s *Store) counts(r rules.Rule, now time.Time) bool {
-	if !r.Exposes() || !r.InEffect(now) {
-		return !r.Exposes()
+func (s *Store) counts(e Entry, now time.Time) bool {
+	if e.Op != Expose || !e.InEffect(now) {
+		return e.Op != Expose
 	}
 	up := s.uptime()
 	maps.DeleteFunc(s.ends, func(_ string, end time.Duration) bool { return end+rules.MaxExposure < up })
-	k := r.Name + " " + r.Until.String()
+	k := e.String() + " " + e.Until.String()
 	if _, seen := s.ends[k]; !seen {
-		s.ends[k] = up + r.Until.Sub(now.Round(0))
+		s.ends[k] = up + e.Until.Sub(now.Round(0))
 	}
 	return up < s.ends[k]
 }
 
-// inEffect returns those of a list of rules that count at a time. s.mu is held.
-func (s *Store) inEffect(list []rules.Rule, now time.Time) []rules.Rule {
-	return slices.DeleteFunc(slices.Clone(list), func(r rules.Rule) bool { return !s.counts(r, now) })
+// inEffect returns the requests that count at a time. s.mu is held.
+func (s *Store) inEffect(now time.Time) []Entry {
+	return slices.DeleteFunc(slices.Clone(s.entries), func(e Entry) bool { return !s.counts(e, now) })
 }
 
-// clean removes rules that have ended from the file. They have no effect if that fails.
-func (s *Store) clean(now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for range attempts {
-		d, before, err := s.read()
-		if err != nil {
-			return // the configuration's reload reports it
-		}
-		next, ended, err := d.withoutEnded(func(r rules.Rule) bool { return s.counts(r, now) })
-		if err == nil && len(ended) == 0 {
-			return
-		}
-		var again bool
-		if err == nil {
-			again, err = s.replace(before, []byte(next.text))
-		}
-		if err != nil {
-			s.log.Warn("cannot remove run-time rules that have ended; they have no effect", "rules", ended, "err", err)
-			return
-		}
-		if !again {
-			s.log.Info("run-time rules have ended, or would end too far ahead; removed", "rules", ended, "longest", rules.MaxExposure)
-			return
-		}
+// put applies the requests of the file. s.mu is held.
+func (s *Store) put(list []Entry, now time.Time) {
+	s.entries = list
+	set, err := s.base.WithRuntime(Rules(s.inEffect(now)))
+	if err != nil { // a request that was checked makes a valid rule
+		s.log.Error("rules of requests are refused; keeping the previous ones", "err", err)
+		return
 	}
-}
-
-// put applies a set. s.mu is held.
-func (s *Store) put(set *rules.Set) {
-	s.current = set
 	s.applied++
 	s.apply(set)
 	s.changed.Notify()
@@ -156,186 +144,106 @@ func (s *Store) Generation() uint64 {
 // Path returns the file, or "" if there is none.
 func (s *Store) Path() string { return s.path }
 
-// Reload applies the rules of a configuration that was read again, with those of the file
-// as it is now. Where that cannot be read, those that base has remain.
+// Reload applies the rules of a configuration that was read again, with the requests of the file
+// as it is now. Where that cannot be read, those in effect remain.
 func (s *Store) Reload(base *rules.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.base, s.refused = base, nil
-	now := time.Now()
-	if s.path != "" {
-		if d, _, err := s.read(); err == nil {
-			if set, err := base.WithRuntime(s.inEffect(d.rules, now)); err == nil {
-				base = set
-			}
-		}
-	}
-	base, _ = base.InEffect(func(r rules.Rule) bool { return s.counts(r, now) })
-	s.stale = true
-	s.put(base)
-}
-
-// List returns the rules of the file, in the order in which they are evaluated.
-func (s *Store) List() ([]rules.Rule, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.list()
-}
-
-// list is List. s.mu is held.
-func (s *Store) list() ([]rules.Rule, error) {
-	if s.path == "" {
-		return nil, nil
-	}
-	d, _, err := s.read()
-	return s.inEffect(d.rules, time.Now()), err
-}
-
-// Refuse keeps what is in effect although the configuration was read again, and the reason.
-func (s *Store) Refuse(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.refused = err
-}
-
-// Entry is a rule of the file, or in effect.
-type Entry struct {
-	rules.Rule
-	Off    bool   // it is in the file, but not in effect
-	Differ string // why the file and what is in effect differ about it; empty if they do not
-}
-
-// Entries returns the rules of the file, in the order in which they are evaluated, and then
-// those that are in effect and not in the file.
-func (s *Store) Entries() (list []Entry, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	inFile, err := s.list()
+	list, _, err := s.read()
 	if err != nil {
-		return nil, err
+		list = s.entries
 	}
-	left, why := s.inEffect(s.current.Runtime(), time.Now()), "until the configuration is read again"
-	if s.refused != nil {
-		why = "because the configuration was refused: " + strings.ReplaceAll(s.refused.Error(), "\n", "; ")
-	}
-	for _, r := range inFile {
-		e := Entry{Rule: r}
-		if i := slices.IndexFunc(left, func(o rules.Rule) bool { return equal(o, r) }); i >= 0 {
-			left = slices.Delete(left, i, i+1)
-		} else {
-			e.Off, e.Differ = true, "not in effect, "+why
-		}
-		list = append(list, e)
-	}
-	for _, r := range left {
-		list = append(list, Entry{Rule: r, Differ: "not in the file any more, but in effect, " + why})
-	}
-	return list, nil
+	s.base = base
+	s.put(list, time.Now())
 }
 
-// Result is what a change did. Both are empty if there was nothing to do.
-type Result struct {
-	Removed []string `json:"removed"` // names of rules
-	Added   []string `json:"added"`
+// List returns the requests that are in effect, in the order in which they are evaluated.
+func (s *Store) List() []Entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inEffect(time.Now())
 }
 
-// ErrChanging is in the error about a file that somebody else writes to.
-var ErrChanging = errors.New("it is being changed by somebody else; try again")
+// errChanging is in the error about a file that somebody else writes to.
+var errChanging = errors.New("it is being changed by somebody else; try again")
 
-// ErrNoFile is returned where no rules can be added.
-var ErrNoFile = errors.New("no file for such rules: set forwardsFile (--forwards-file)")
+// ErrNoFile is returned where nothing can be requested.
+var ErrNoFile = errors.New("no file for requests: set forwardsFile (--forwards-file)")
 
-// attempts is how often a change is made anew to a file that was changed meanwhile.
-const attempts = 3
-
-// Do makes a change: it writes the file, and applies it. What others change in the file
-// meanwhile is kept.
+// Do makes a change: it writes the file, and applies it. What others changed in the file before is
+// kept, and comes into effect with it.
 func (s *Store) Do(q Request) (Result, error) {
-	q, err := q.normal()
+	q, err := q.checked()
 	if err == nil {
-		err = q.validate()
+		err = q.checkSide(s.guests)
+	}
+	if err == nil && s.path == "" {
+		err = ErrNoFile
 	}
 	if err != nil {
 		return Result{}, err
 	}
-	switch {
-	case s.path == "":
-		return Result{}, ErrNoFile
-	case q.Guest != "" && !s.guests:
-		return Result{}, errors.New("an agent has no guests: run this on the host, or without --guest")
-	}
-	switch {
-	case s.guests:
-	case q.OnConflict != "":
-		return Result{}, errors.New("only a host opens another port on a conflict: run this on the host")
-	case q.Op == Expose:
-		return Result{}, errors.New("only a host opens ports to other machines: run this on the host")
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for range attempts {
-		r, again, err := s.try(q)
-		if err != nil || !again {
-			return r, err
-		}
-	}
-	return Result{}, fmt.Errorf("%s: %w", s.path, ErrChanging)
-}
-
-// try makes a change unless the file is changed meanwhile.
-func (s *Store) try(q Request) (_ Result, again bool, err error) {
-	d, before, err := s.read()
+	list, before, err := s.read()
 	if err != nil {
-		return Result{}, false, err
+		return Result{}, err
 	}
-	if len(before) == 0 && s.current.RuntimeLen() > 0 {
-		return Result{}, false, fmt.Errorf("%s: empty or removed while its rules are in effect: restore it, or have it read again by SIGHUP or a restart", s.path)
+	now := time.Now()
+	if len(before) == 0 && len(s.inEffect(now)) > 0 {
+		return Result{}, fmt.Errorf("%s: empty or removed while its requests are in effect: restore it, or have it read again by SIGHUP or a restart", s.path)
 	}
-	now, permitted := time.Now(), s.base.MayAllow
+	permitted := s.base.MayAllow
 	if q.Op == Expose {
 		permitted = s.base.MayExpose
 	}
-	next, removed, added, err := q.change(d, now, permitted)
-	if err != nil {
-		return Result{}, false, err
+	e := edit{list: list, Result: Result{Removed: []Request{}, Added: []Request{}}}
+	if err := e.do(q, now, permitted); err != nil {
+		return Result{}, err
 	}
-	r := Result{Removed: append([]string{}, removed...), Added: append([]string{}, added...)}
-	set, err := s.base.WithRuntime(s.inEffect(next.rules, now))
-	if err != nil || len(removed)+len(added) == 0 {
-		return r, false, err
+	if q.Op == Allow && len(e.Added) == 0 {
+		e.Closed = e.closedWithAll(q)
 	}
-	if again, err := s.replace(before, []byte(next.text)); again || err != nil {
-		return r, again, err
+	if len(e.Removed)+len(e.Added) == 0 {
+		return e.Result, nil
 	}
-	s.log.Info("run-time rules changed", "added", added, "removed", removed)
-	s.put(set)
-	return r, false, nil
+	if err := s.replace(before, e.list); err != nil {
+		return Result{}, err
+	}
+	s.log.Info("requests changed", "added", e.Added, "removed", e.Removed)
+	s.put(e.list, now)
+	return e.Result, nil
 }
 
-// replace writes the file, unless it is not as it was read any more: then it reports changed.
-func (s *Store) replace(before, text []byte) (changed bool, err error) {
+// replace writes the file, unless it is not as it was read any more: then it returns errChanging.
+func (s *Store) replace(before []byte, list []Entry) error {
+	text := format(list)
+	if len(text) > MaxSize {
+		return fmt.Errorf("%s would have %d bytes, and may have %d: remove requests, for example by `fairlead forward rm`", s.path, len(text), MaxSize)
+	}
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
-		return false, err
+		return err
 	}
-	if now, err := readFile(s.path); err != nil || !bytes.Equal(now, before) {
-		return err == nil, err
-	}
-	return false, trust.WriteFile(s.path, text)
+	return trust.ReplaceFile(s.path, text, func() error {
+		now, err := readFile(s.path)
+		if err == nil && !bytes.Equal(now, before) {
+			err = fmt.Errorf("%s: %w", s.path, errChanging)
+		}
+		return err
+	})
 }
 
-// read returns the file, and its bytes.
-func (s *Store) read() (document, []byte, error) {
+// read returns the requests of the file, and its bytes.
+func (s *Store) read() ([]Entry, []byte, error) {
+	if s.path == "" {
+		return nil, nil, nil
+	}
 	data, err := readFile(s.path)
 	if err != nil {
-		return document{}, nil, err
+		return nil, nil, err
 	}
-	d, err := parse(s.path, string(data))
-	if err == nil { // as at the start: an agent with such a rule would not start again
-		if err = rules.CheckSide(s.guests, InEffect(d.rules, time.Now())); err != nil {
-			err = fmt.Errorf("%s: %w", s.path, err)
-		}
-	}
-	return d, data, err
+	list, err := Parse(s.path, data, s.guests)
+	return list, data, err
 }
 
 // readFile reads at most as much as is parsed. A file that is absent is empty.
@@ -348,5 +256,5 @@ func readFile(path string) (data []byte, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	return io.ReadAll(io.LimitReader(f, yamltree.MaxSize+1))
+	return io.ReadAll(io.LimitReader(f, MaxSize+1))
 }

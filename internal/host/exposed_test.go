@@ -20,7 +20,7 @@ import (
 func exposing(t *testing.T, c port.OnConflict) Policy {
 	t.Helper()
 	set, err := policy(t, rules.Asked(), rules.Rule{OnConflict: c}).(*rules.Set).
-		WithRuntime([]rules.Rule{{HostAddress: rules.All(), Until: time.Now().Add(time.Hour)}})
+		WithRuntime([]rules.Rule{{Kind: port.RuleExpose, HostAddress: rules.All(), Until: time.Now().Add(time.Hour)}})
 	if err != nil {
 		t.Fatal(err)
 	}

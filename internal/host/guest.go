@@ -558,9 +558,21 @@ func (g *guest) put(p wire.Publication) {
 	g.report(p.Key) // even if nothing changed
 }
 
-// decide makes the claims of pub those that the policy allows. Claims that remain
-// are kept. h.mu is held.
+// decide decides about pub, and anew about the other family of its port, which moves with it.
+// h.mu is held.
 func (g *guest) decide(pub *publication) {
+	g.decideRow(pub)
+	if len(g.h.moved) == 0 {
+		return
+	}
+	if o := pub.otherFamily(); o != nil {
+		g.decideRow(o)
+	}
+}
+
+// decideRow makes the claims of pub those that the policy allows. Claims that remain
+// are kept. h.mu is held.
+func (g *guest) decideRow(pub *publication) {
 	h := g.h
 	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
 	if d.Allow {
@@ -568,7 +580,7 @@ func (g *guest) decide(pub *publication) {
 			pub.onConflict = d.OnConflict
 			h.changed[pub] = struct{}{} // a conflict that it has may be moved now
 		}
-		pub.forget(d.Host)
+		pub.remember(d.Host)
 	}
 	wasExposed := !pub.exposed.IsZero()
 	var exposed time.Time
@@ -783,7 +795,7 @@ func forGuest(r port.Reason) port.Reason {
 
 // equal reports whether both are the same.
 func equal(a, b wire.Publication) bool {
-	return a.Key == b.Key && a.DualStack == b.DualStack && a.Source == b.Source && a.Rule == b.Rule &&
+	return a.Key == b.Key && a.Source == b.Source && a.Rule == b.Rule &&
 		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host) &&
 		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal) && a.Wish() == b.Wish() && slices.Equal(a.Demands, b.Demands)
 }

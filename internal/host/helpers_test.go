@@ -36,6 +36,7 @@ var (
 	any4 = netip.IPv4Unspecified()
 	lo4  = netip.MustParseAddr("127.0.0.1")
 	lo6  = netip.IPv6Loopback()
+	any6 = netip.IPv6Unspecified()
 	lan  = netip.MustParseAddr("10.1.2.3")
 )
 

@@ -71,11 +71,11 @@ func (h *Host) findHolders(ctx context.Context) {
 		h.mu.Lock()
 		slots := h.unheld
 		h.unheld = make(map[*slot]struct{})
-		h.mu.Unlock()
 		want := make([]Socket, 0, len(slots))
 		for s := range slots {
-			want = append(want, Socket{s.protocol, s.addr})
+			want = append(want, Socket{s.protocol, s.at()})
 		}
+		h.mu.Unlock()
 		if len(want) == 0 {
 			continue
 		}
@@ -85,7 +85,7 @@ func (h *Host) findHolders(ctx context.Context) {
 		}
 		h.mu.Lock()
 		for s := range slots {
-			by, ok := holders[Socket{s.protocol, s.addr}]
+			by, ok := holders[Socket{s.protocol, s.at()}]
 			switch {
 			case s.closed || s.listener != nil:
 				continue
@@ -96,7 +96,7 @@ func (h *Host) findHolders(ctx context.Context) {
 				continue
 			}
 			t := s.trouble()
-			t.whyState, t.why = by.reason(s.addr)
+			t.whyState, t.why = by.reason(s.at())
 			s.state, s.reason = t.whyState, t.why
 			s.show()
 		}

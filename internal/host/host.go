@@ -185,8 +185,7 @@ func (i ID) Compare(j ID) int {
 // immutable. Owner and Source come from the guest: text to be quoted.
 type Publication struct {
 	ID
-	DualStack bool
-	Owner     port.Owner
+	Owner port.Owner
 	// OwnerPending reports that the owner may turn out to be another; see wire.Publication.
 	OwnerPending bool
 	Source       string
@@ -275,8 +274,6 @@ type Host struct {
 	moved   map[ID]move        // ports that were opened instead of others
 	unsaved schedule.Signal    // moved is to be written
 	peak    compact.Peak       // of groups
-	work    int                // publications that changed since busy was notified
-	busy    schedule.Signal
 
 	wg sync.WaitGroup // listeners and flows
 }
@@ -302,7 +299,6 @@ func New(opt Options) (*Host, error) {
 		unheld:   make(map[*slot]struct{}),
 		moved:    loadMoved(opt.MovedFile, opt.Logger),
 		unsaved:  schedule.NewSignal(),
-		busy:     schedule.NewSignal(),
 	}
 	for _, g := range opt.Guests {
 		h.guests = append(h.guests, newGuest(h, g))
@@ -465,12 +461,7 @@ func (h *Host) publish() {
 			}
 		}
 	})
-	h.work += len(h.changed)
 	h.changed = compact.Clear(h.changed)
-	if h.work >= muchWork {
-		h.work = 0
-		h.busy.Notify()
-	}
 	if h.peak.Passed(len(h.groups)) {
 		h.groups = compact.Map(h.groups)
 		for _, g := range h.guests {
@@ -478,9 +469,3 @@ func (h *Host) publish() {
 		}
 	}
 }
-
-// muchWork is how many publications change until Busy is notified.
-const muchWork = 1024
-
-// Busy receives after many publications changed, which may leave garbage.
-func (h *Host) Busy() <-chan struct{} { return h.busy }

@@ -90,27 +90,38 @@ func testPublishServeWithdraw(t *testing.T) {
 	}
 }
 
-func TestDualStackAndAnyPort(t *testing.T) {
-	a := newAgent(t, "vm")
-	k := key(port.TCP, netip.IPv6Unspecified(), 80)
-	a.greeter(k, "hello")
-	a.begins(snapshot(1, pub(k, at(lo4, 0), at(lo6, 0))))
-	start(t, Options{}, a)
-	a.settled(1)
-	a.wants(k, port.Active)
-	outcomes := a.heard(k)
-	if len(outcomes) != 2 {
-		t.Fatalf("outcomes = %+v", outcomes)
-	}
-	for i, want := range []netip.Addr{lo4, lo6} {
-		o := outcomes[i]
-		if o.State != port.Active || o.HostAddress.Addr() != want || o.HostAddress.Port() == 0 {
-			t.Errorf("outcome = %+v, want active at %s and some port", o, want)
-			continue
-		}
-		if got := greeting(t, o.HostAddress); got != "hello" {
-			t.Errorf("greeting at %s = %q", o.HostAddress, got)
-		}
+// Both families of a port get one number where any is asked for, also if one comes later.
+func TestBothFamiliesAndAnyPort(t *testing.T) {
+	k4, k6, other := key(port.TCP, any4, 80), key(port.TCP, any6, 80), key(port.TCP, any6, 81)
+	for name, later := range map[string][]wire.Publication{"at once": nil, "IPv6 later": {pub(k6, at(lo6, 0))}, "IPv4 later": {pub(k4, at(lo4, 0))}} {
+		t.Run(name, func(t *testing.T) {
+			a := newAgent(t, "vm")
+			first := []wire.Publication{pub(other, at(lo6, 0))}
+			for k, h := range map[port.Key]netip.Addr{k4: lo4, k6: lo6} {
+				a.greeter(k, "hello")
+				if len(later) == 0 || later[0].Key != k {
+					first = append(first, pub(k, at(h, 0)))
+				}
+			}
+			a.begins(snapshot(1, first...))
+			start(t, Options{}, a)
+			a.settled(1)
+			if len(later) > 0 {
+				a.say(put(1, later...))
+			}
+			four, six := a.wants(k4, port.Active).HostAddress, a.wants(k6, port.Active).HostAddress
+			if four.Addr() != lo4 || six.Addr() != lo6 || four.Port() == 0 || four.Port() != six.Port() {
+				t.Errorf("open at %s and %s, want one number", four, six)
+			}
+			for _, o := range []netip.AddrPort{four, six} {
+				if got := greeting(t, o); got != "hello" {
+					t.Errorf("greeting at %s = %q", o, got)
+				}
+			}
+			if o := a.wants(other, port.Active).HostAddress; o.Port() == four.Port() {
+				t.Errorf("another port has the number as well: %s", o)
+			}
+		})
 	}
 }
 

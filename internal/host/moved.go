@@ -34,26 +34,55 @@ const anyFirst, anyLast = 20000, 32767
 
 const (
 	maxTries = 64   // other ports that are tried for one publication
-	maxMoved = 4096 // that are remembered
+	maxMoved = 8192 // that are remembered, of both families
 )
+
+// rows returns the publications of a port, which move together: p, and that of its owner in the
+// other family, if there is one and its rule lets it move. They are sorted by key.
+func (p *publication) rows() []*publication {
+	o := p.otherFamily()
+	switch {
+	case o == nil || !o.onConflict.Moves():
+		return []*publication{p}
+	case o.Compare(p.Key) < 0:
+		return []*publication{o, p}
+	}
+	return []*publication{p, o}
+}
+
+// otherFamily returns the publication of p's owner in the other family, nil if there is none.
+func (p *publication) otherFamily() *publication {
+	k, ok := p.Key.OtherFamily()
+	if o := p.guest.pubs[k]; ok && o != nil && o.wire.Owner.Same(p.wire.Owner) {
+		return o
+	}
+	return nil
+}
 
 // portFor returns the port that is opened for a wanted one.
 func (p *publication) portFor(wanted uint16) uint16 {
-	if !p.onConflict.Moves() {
-		return wanted
-	}
-	if m, ok := p.guest.h.moved[p.id()]; ok && m.Wanted == wanted {
+	if m, ok := p.moved(func(m move) bool { return m.Wanted == wanted }); ok {
 		return m.Port
 	}
 	return wanted
 }
 
+// moved returns the first move of the port that is as it should be.
+func (p *publication) moved(as func(move) bool) (move, bool) {
+	if !p.onConflict.Moves() || len(p.guest.h.moved) == 0 {
+		return move{}, false
+	}
+	for _, row := range p.rows() {
+		if m, ok := p.guest.h.moved[row.id()]; ok && as(m) {
+			return m, true
+		}
+	}
+	return move{}, false
+}
+
 // instead is the reason of an active claim at a port, none if that is the wanted one.
 func (p *publication) instead(n uint16) port.Reason {
-	if !p.onConflict.Moves() {
-		return port.Reason{}
-	}
-	if m, ok := p.guest.h.moved[p.id()]; ok && m.Port == n {
+	if m, ok := p.moved(func(m move) bool { return m.Port == n }); ok {
 		return port.Because(port.Moved, strconv.Itoa(int(m.Wanted)))
 	}
 	return port.Reason{}
@@ -78,12 +107,20 @@ func (p *publication) describe() {
 	}
 }
 
-// forget ends a move if the rules do not want it, or the port that it was from, any more.
-func (p *publication) forget(wanted []netip.AddrPort) {
+// remember ends the move of a row if the rules do not want it, or the port that it was from, any
+// more. A row that comes later moves to where the other one of its port is.
+func (p *publication) remember(wanted []netip.AddrPort) {
 	h := p.guest.h
-	m, ok := h.moved[p.id()]
-	if ok && (!p.onConflict.Moves() || !slices.ContainsFunc(wanted, func(a netip.AddrPort) bool { return a.Port() == m.Wanted })) {
+	wants := func(m move) bool {
+		return slices.ContainsFunc(wanted, func(a netip.AddrPort) bool { return a.Port() == m.Wanted })
+	}
+	was, had := h.moved[p.id()]
+	if had && (!p.onConflict.Moves() || !wants(was)) {
 		delete(h.moved, p.id())
+		h.unsaved.Notify()
+	}
+	if m, ok := p.moved(wants); ok && m != was {
+		h.moved[p.id()] = m
 		h.unsaved.Notify()
 	}
 }
@@ -104,22 +141,42 @@ func (h *Host) move() bool {
 	slices.SortFunc(conflicts, func(a, b *publication) int { return a.id().Compare(b.id()) })
 	kept := h.chosen()
 	for _, p := range conflicts {
-		p.tries++
-		h.unsaved.Notify()
-		from, moved := h.moved[p.id()]
-		if !moved {
-			from = move{Wanted: p.conflict(), Port: p.conflict()}
+		if p.conflict() != 0 { // else it has moved with the other family
+			h.moveOn(p, kept)
 		}
-		next := p.candidate(from, kept)
-		if p.tries > maxTries || next == 0 || from.Port != p.conflict() || !p.guest.limits.moves.Allow() {
-			p.tries = maxTries + 1
-			delete(h.moved, p.id())
-		} else {
-			h.moved[p.id()] = move{from.Wanted, next}
-		}
-		p.guest.decide(p)
 	}
 	return true
+}
+
+// moveOn gives a port that has a conflict, with all its rows, the next number, or the wanted
+// one again after too many tries.
+func (h *Host) moveOn(p *publication, chosen map[port.Slot][]ID) {
+	p.tries++
+	h.unsaved.Notify()
+	at := p.conflict()
+	from, moved := h.moved[p.id()]
+	if !moved {
+		from = move{Wanted: at, Port: at}
+	}
+	next := p.candidate(from, chosen)
+	end := p.tries > maxTries || next == 0 || from.Port != at || !p.guest.limits.moves.Allow()
+	if end {
+		p.tries = maxTries + 1
+	}
+	rows := slices.DeleteFunc(p.rows(), func(row *publication) bool {
+		return !slices.ContainsFunc(row.claims, func(c *claim) bool { return c.addr.Port() == at })
+	})
+	for _, row := range rows {
+		row.tries = p.tries
+		if end {
+			delete(h.moved, row.id())
+		} else {
+			h.moved[row.id()] = move{from.Wanted, next}
+		}
+	}
+	for _, row := range rows {
+		row.guest.decideRow(row)
+	}
 }
 
 // chosen returns what each port was chosen for. h.mu is held.

@@ -104,6 +104,68 @@ func TestMovesOfConfiguredGuestsOnlyRemain(t *testing.T) {
 	}
 }
 
+// A port that is in use in one family moves in both, whichever comes first, and over a restart.
+func TestBothFamiliesMoveTogether(t *testing.T) {
+	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
+		for _, first := range []netip.Addr{{}, any4, any6} { // none: at once
+			t.Run(fmt.Sprint(c, " ", first), func(t *testing.T) {
+				ln, p := hold(t)
+				k4, k6 := key(port.TCP, any4, p), key(port.TCP, any6, p)
+				file := filepath.Join(t.TempDir(), "moved.json")
+				both := func(a *agent) uint16 {
+					var four, six netip.AddrPort
+					eventually(t, "both families have one number", func() bool {
+						four, six = a.wants(k4, port.Active).HostAddress, a.wants(k6, port.Active).HostAddress
+						return four.Port() == six.Port() && four.Port() != p
+					})
+					return four.Port()
+				}
+				a := newAgent(t, "vm")
+				switch first {
+				case any4:
+					a.begins(snapshot(1, pub(k4)))
+				case any6:
+					a.begins(snapshot(1, pub(k6)))
+				default:
+					a.begins(snapshot(1, pub(k4), pub(k6)))
+				}
+				_, stop := start(t, Options{Policy: onConflict(t, c), MovedFile: file}, a)
+				switch first {
+				case any4:
+					a.wants(k4, port.Active)
+					a.say(put(1, pub(k6)))
+				case any6:
+					a.wants(k6, port.Active)
+					a.say(put(1, pub(k4)))
+				}
+				n := both(a)
+				stop()
+				_ = ln.Close()
+				b := newAgent(t, "vm")
+				b.begins(snapshot(1, pub(k6), pub(k4)))
+				start(t, Options{Policy: onConflict(t, c), MovedFile: file}, b)
+				if got := both(b); got != n {
+					t.Errorf("port %d after a restart, %d before", got, n)
+				}
+			})
+		}
+	}
+}
+
+// What two owners have in the two families are two ports: one moves alone.
+func TestFamiliesOfTwoOwnersMoveApart(t *testing.T) {
+	_, p := hold(t)
+	k4, k6 := key(port.TCP, any4, p), key(port.TCP, any6, p)
+	v4, v6 := pub(k4), pub(k6)
+	v4.Owner, v6.Owner = port.Owner{Kind: port.OwnerProcess, ID: "7", Name: "web"}, port.Owner{Kind: port.OwnerProcess, ID: "8", Name: "other"}
+	a := newAgent(t, "vm")
+	a.begins(snapshot(1, v4, v6))
+	start(t, Options{Policy: onConflict(t, port.OnConflictNext)}, a)
+	if four, six := a.wants(k4, port.Active), a.wants(k6, port.Active); four.HostAddress.Port() == p || six.HostAddress.Port() != p {
+		t.Errorf("open at %s and %s, want the second at %d", four.HostAddress, six.HostAddress, p)
+	}
+}
+
 // A rule that does not move any more gives the port back, and the choice is forgotten.
 func TestMoveEndsWithItsRule(t *testing.T) {
 	ln, p := hold(t)

@@ -74,7 +74,7 @@ func (p *publication) covered(c *claim) bool {
 func (p *publication) view() Publication {
 	wish := p.wire.Wish()
 	return Publication{
-		ID: p.id(), DualStack: p.wire.DualStack, Owner: p.wire.Owner, Source: p.wire.Source, Demands: p.wire.Demands,
+		ID: p.id(), Owner: p.wire.Owner, Source: p.wire.Source, Demands: p.wire.Demands,
 		OwnerPending: p.wire.OwnerPending, Label: wish.Ref(), Alias: wish.Alias,
 		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
 	}
@@ -324,11 +324,14 @@ func (g *group) asked(all []*claim) []claims.Claim {
 	for _, c := range all {
 		w := &c.pub.wire
 		s := g.at(c.addr.Addr())
+		standing := claims.StandingOf(c.key, c.addr, len(w.Demands) > 0)
+		if !c.pub.instead(c.addr.Port()).IsZero() {
+			standing = claims.Moved
+		}
 		out = append(out, claims.Claim{
 			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
-			Moved: !c.pub.instead(c.addr.Port()).IsZero(),
-			Asked: claims.Asked(c.key, c.addr, len(w.Demands) > 0),
+			Standing: standing,
 			// A rule of this host that gives the port another number is its own word.
 			Yields: w.Wish().Yields && slices.ContainsFunc(w.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
 		})
@@ -364,6 +367,7 @@ func (g *group) give(ctx context.Context, h *Host, ip netip.Addr, c *claim, othe
 type slot struct {
 	h        *Host
 	protocol port.Protocol
+	tried    uint16 // the number that was tried last: of any free port 0, or that of the other family
 	addr     netip.AddrPort
 	winner   atomic.Pointer[claim] // never nil once open
 	shared   []*claim              // others that the winner serves
@@ -390,7 +394,7 @@ type trouble struct {
 }
 
 func (h *Host) newSlot(protocol port.Protocol, addr netip.AddrPort) *slot {
-	s := &slot{h: h, protocol: protocol, addr: addr, state: port.Pending}
+	s := &slot{h: h, protocol: protocol, addr: addr, tried: addr.Port(), state: port.Pending}
 	if addr.Port() == 0 {
 		h.anyPort[s] = struct{}{}
 	}
@@ -410,7 +414,8 @@ func (s *slot) open(ctx context.Context) {
 	if s.closed || s.listener != nil {
 		return
 	}
-	if held, ok := s.h.heldFor(s.protocol, s.addr); ok { // as long as this program runs
+	s.tried = s.number()
+	if held, ok := s.h.heldFor(s.protocol, s.at()); ok { // as long as this program runs
 		s.failed = true
 		s.state, s.reason = port.Conflict, claims.Held(held.At, held.By)
 		s.show()
@@ -444,7 +449,7 @@ func (s *slot) open(ctx context.Context) {
 		}
 		s.state, s.reason = t.whyState, t.why
 		if t.why.IsZero() {
-			s.state, s.reason = port.Conflict, port.Because(port.InUse, s.addr.String())
+			s.state, s.reason = port.Conflict, port.Because(port.InUse, s.at().String())
 		}
 		s.findHolder()
 	case forbidden:
@@ -457,8 +462,8 @@ func (s *slot) open(ctx context.Context) {
 		if len(s.h.opt.Guests) > 1 {
 			guest = c.guest.name
 		}
-		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, guest, s.addr.Port())
-		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.addr.String(), forbiddenHint(s.addr, run))))
+		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, guest, s.at().Port())
+		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.at().String(), forbiddenHint(s.at(), run))))
 		if forbiddenHasHolder {
 			s.findHolder()
 		}
@@ -469,6 +474,31 @@ func (s *slot) open(ctx context.Context) {
 	}
 	s.retryIn(limit)
 	s.show()
+}
+
+// at returns the address that was tried last.
+func (s *slot) at() netip.AddrPort { return netip.AddrPortFrom(s.addr.Addr(), s.tried) }
+
+// number returns the port number that is tried: of any free port one that the other family of
+// the port has, so that both have one number, or 0.
+func (s *slot) number() uint16 {
+	if s.addr.Port() != 0 {
+		return s.addr.Port()
+	}
+	p := s.winner.Load().pub
+	open := slices.Clone(p.claims)
+	if o := p.otherFamily(); o != nil {
+		open = append(open, o.claims...)
+	}
+	open = slices.DeleteFunc(open, func(c *claim) bool { return c.slot == nil || c.slot.listener == nil })
+	for _, c := range open {
+		n := c.slot.bound.Port()
+		here := func(o *claim) bool { return o.slot.bound.Port() == n && o.addr.Addr().Is4() == s.addr.Addr().Is4() }
+		if !slices.ContainsFunc(open, here) {
+			return n
+		}
+	}
+	return 0
 }
 
 // retryIn plans the next attempt, after limit at the latest.
@@ -507,31 +537,31 @@ func (s *slot) network() string {
 }
 
 func (s *slot) listen(ctx context.Context) error {
-	if v, ok := s.h.opt.Holders.(Vetter); ok && s.addr.Port() != 0 && v.Taken(ctx, Socket{s.protocol, s.addr}) {
+	if v, ok := s.h.opt.Holders.(Vetter); ok && s.at().Port() != 0 && v.Taken(ctx, Socket{s.protocol, s.at()}) {
 		return errTaken
 	}
 	if s.protocol == port.UDP {
-		pc, err := s.h.opt.Network.ListenPacket(ctx, s.network(), s.addr.String())
+		pc, err := s.h.opt.Network.ListenPacket(ctx, s.network(), s.at().String())
 		if err != nil {
 			return err
 		}
 		p := newUDPPort(s, pc)
-		s.listener, s.udp, s.bound = p, p, addrOf(pc.LocalAddr(), s.addr)
+		s.listener, s.udp, s.bound = p, p, addrOf(pc.LocalAddr(), s.at())
 		s.h.wg.Go(func() { p.run(ctx) })
 		return nil
 	}
-	ln, err := s.h.opt.Network.Listen(ctx, s.network(), s.addr.String())
+	ln, err := s.h.opt.Network.Listen(ctx, s.network(), s.at().String())
 	if err != nil {
 		return err
 	}
-	s.listener, s.bound = s.accept(ctx, ln), addrOf(ln.Addr(), s.addr)
+	s.listener, s.bound = s.accept(ctx, ln), addrOf(ln.Addr(), s.at())
 	return nil
 }
 
 // show reports the slot's state for its winner, and for the claims that the winner
 // serves as well at the addresses that they ask for.
 func (s *slot) show() {
-	addr := s.addr
+	addr := s.at()
 	if s.listener != nil {
 		addr = s.bound
 	}
@@ -582,7 +612,7 @@ func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
 // be one of any free port that was given the port that s wants.
 func (h *Host) heldByUs(s *slot) *slot {
 	for o := range h.anyPort {
-		if o != s && o.listener != nil && o.protocol == s.protocol && claims.Overlap(o.bound, s.addr) {
+		if o != s && o.listener != nil && o.protocol == s.protocol && claims.Overlap(o.bound, s.at()) {
 			return o
 		}
 	}

@@ -116,7 +116,7 @@ func describeList(f *doctor.HostFacts, l status.List) {
 		}
 	}
 	l = l.Published()
-	f.Running, f.Ports = cmp.Or(l.Version, "of an unknown version"), len(l.Publications)
+	f.Running, f.Ports = cmp.Or(l.Version, "of an unknown version"), status.Ports(l.Publications)
 	for _, p := range l.Peers {
 		f.Guests = append(f.Guests, doctor.Guest{
 			Endpoint: p.Endpoint, Label: p.Label(), Name: p.Name, Version: p.Version, Connected: p.State == status.PeerConnected, Error: p.Error,

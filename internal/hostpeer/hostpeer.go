@@ -378,7 +378,7 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		})
 	}
 	g.Go(func() error {
-		d.releaseMemory(ctx)
+		memory.Keep(ctx, nil, memory.Percent)
 		return nil
 	})
 	g.Go(func() error {
@@ -390,22 +390,6 @@ func (d *Daemon) Run(ctx context.Context, watch func(ctx context.Context, onChan
 		return nil
 	})
 	return g.Wait()
-}
-
-// releaseMemory returns memory to the kernel after the start, and after many ports came or
-// went.
-func (d *Daemon) releaseMemory(ctx context.Context) {
-	memory.Releaser{
-		GCPercent: 35,
-		Work: func(ctx context.Context) error {
-			select {
-			case <-ctx.Done():
-			case <-d.host.Busy():
-			}
-			return ctx.Err()
-		},
-		Freed: func() bool { return true },
-	}.Run(ctx)
 }
 
 // logStart logs what this host peer is and which guests it connects to.
@@ -441,7 +425,6 @@ func (d *Daemon) waiting(next *config.Host) []string {
 func (d *Daemon) reload(cfg config.Host, err error) {
 	if err != nil {
 		d.log.Error("configuration refused; keeping the previous one", "err", err)
-		d.forwards.Refuse(err)
 		return
 	}
 	d.forwards.Reload(cfg.Rules)

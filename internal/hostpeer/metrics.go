@@ -30,8 +30,17 @@ func count(h *host.Host, r *route.Router) metrics.HostSnapshot {
 		s.OverLimit += n.Limited
 		s.OutOfDescriptors += n.Refused
 	}
-	for _, p := range h.View().All() {
-		s.Publications[p.State()]++
+	view := h.View()
+	for id, p := range view.All() {
+		state := p.State()
+		k, ok := id.Key.OtherFamily()
+		if other, has := view.Get(host.ID{Guest: id.Guest, Key: k}); ok && has && other.Owner.Same(p.Owner) {
+			if id.Address.Is6() {
+				continue // its port was counted
+			}
+			state = max(state, other.State())
+		}
+		s.Publications[state]++
 	}
 	for _, g := range h.Guests() {
 		if g.Connected {

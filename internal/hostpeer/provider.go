@@ -176,7 +176,7 @@ func published(p host.Publication) port.Publication {
 	d := port.Decision{Allow: true, Host: hosts, Rule: p.Label}
 	d.SetLabels(port.Labels{Alias: p.Alias})
 	return port.Publication{
-		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Since: p.Since, Origins: origins(p), Decision: d,
+		Key: p.Key, Owner: p.Owner, Since: p.Since, Origins: origins(p), Decision: d,
 	}
 }
 

@@ -217,7 +217,7 @@ func (g generator) port() Port {
 			Protocol: []port.Protocol{port.TCP, port.UDP}[g.IntN(2)], Port: uint16(20 + g.IntN(8)),
 			Address: netip.MustParseAddr(g.one("0.0.0.0", "::", "127.0.0.1", "10.1.2.3", "fd00::1", "192.168.0.9")),
 		},
-		DualStack: g.IntN(4) == 0, State: port.State(1 + g.IntN(5)), Withheld: g.IntN(6) == 0, Owner: OwnerOf(owner),
+		State: port.State(1 + g.IntN(5)), Withheld: g.IntN(6) == 0, Owner: OwnerOf(owner),
 		Sources: []string{g.one("socket", "nat")}, Since: noon,
 	}
 }

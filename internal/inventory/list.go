@@ -25,7 +25,7 @@ import (
 
 // Bounds of an object. The API server refuses objects of more than 1.5 MiB.
 const (
-	maxPorts = 10_000    // in the list
+	maxPorts = 20_000    // in the list: 10,000 in both families
 	maxBytes = 512 << 10 // of the list, compressed
 	maxWide  = 20        // structured entries
 	maxName  = 256       // bytes of an owner's name
@@ -39,8 +39,7 @@ const (
 type Port struct {
 	port.Key
 
-	DualStack bool       `json:"dualStack,omitempty"`
-	State     port.State `json:"state"`
+	State port.State `json:"state"`
 	// Withheld reports that the port is no server that others can reach, such as a bound
 	// socket that does not listen; see Withheld.
 	Withheld bool      `json:"withheld,omitempty"`
@@ -164,7 +163,7 @@ func build(r Report, limit int) (Status, error) {
 			break
 		}
 	}
-	s.ListOmitted = len(r.Ports) - len(listed)
+	s.ListOmitted = s.Ports.Total - count(listed).Total
 	var err error
 	s.Hash, err = hash(s, plain)
 	return s, err
@@ -189,16 +188,29 @@ func first(list []Port, n int) []Port {
 	return list
 }
 
-func count(ports []Port) Counts {
-	c := Counts{Total: len(ports)}
+// count counts ports: both families of one owner are one.
+func count(rows []Port) (c Counts) {
+	at := make(map[port.Key]*Port, len(rows))
+	for i := range rows {
+		at[rows[i].Key] = &rows[i]
+	}
 	by := map[port.State]*int{
 		port.Active: &c.Active, port.Pending: &c.Pending, port.Conflict: &c.Conflict, port.Failed: &c.Failed, port.Denied: &c.Denied,
 	}
-	for _, p := range ports {
-		if n := by[p.State]; n != nil {
+	for _, p := range rows {
+		state, wide := p.State, p.Wide()
+		k, ok := p.OtherFamily()
+		if q := at[k]; ok && q != nil && q.Owner == p.Owner {
+			if p.Address.Is6() {
+				continue // its port was counted
+			}
+			state, wide = max(state, q.State), wide || q.Wide()
+		}
+		c.Total++
+		if n := by[state]; n != nil {
 			*n++
 		}
-		if p.Wide() {
+		if wide {
 			c.Wide++
 		}
 	}

@@ -39,7 +39,7 @@ func built(t *testing.T, r Report) Status {
 
 func TestListRoundTrip(t *testing.T) {
 	denied := tcp("::", 443, "web")
-	denied.State, denied.DualStack = port.Denied, true
+	denied.State = port.Denied
 	withheld := tcp("10.0.0.1", 70, "bound")
 	withheld.Withheld = true
 	want := []Port{tcp("0.0.0.0", 22, "sshd"), withheld, denied, tcp("127.0.0.1", 8080, "dev\x1b[2J")}
@@ -57,6 +57,16 @@ func TestListRoundTrip(t *testing.T) {
 	wide := []WidePort{{"tcp", "0.0.0.0", 22, "process sshd"}, {"tcp", "::", 443, "process web"}}
 	if d := cmp.Diff(wide, s.Wide); d != "" {
 		t.Errorf("wide (-want +got):\n%s", d)
+	}
+}
+
+// Both families of one owner are one port, with the better state.
+func TestCountOfBothFamilies(t *testing.T) {
+	denied, loopback := tcp("::", 80, "web"), tcp("::1", 81, "web")
+	denied.State = port.Denied
+	got := count([]Port{tcp("0.0.0.0", 80, "web"), denied, tcp("127.0.0.1", 81, "web"), loopback, tcp("0.0.0.0", 82, "web"), tcp("::", 82, "other")})
+	if want := (Counts{Total: 4, Wide: 3, Active: 4}); got != want {
+		t.Errorf("counts %+v, want %+v", got, want)
 	}
 }
 

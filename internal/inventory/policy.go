@@ -29,10 +29,56 @@ type part struct {
 	title string // "" for the rules of all nodes
 }
 
+// policyDocument is the content of a policy's file.
+type policyDocument struct {
+	Policies []policyPart `key:"policies" list:"policies (\"- nodes: {labels: {…}}\")"`
+	Rules    []auditRule  `key:"rules" list:"rules (\"- action: allow\")"`
+}
+
+type policyPart struct {
+	Nodes nodeMatch   `key:"nodes"`
+	Rules []auditRule `key:"rules" list:"rules (\"- action: allow\")"`
+}
+
+// nodeMatch is about the name and the labels of nodes.
+type nodeMatch struct {
+	Name   string            `key:"name" is:"text"`
+	Labels map[string]string `key:"labels"`
+}
+
+// Check refuses patterns that match no node: no name and no label of a Node has brackets.
+func (m nodeMatch) Check() (key string, err error) {
+	const why = "%q matches no node: * is any text and ? one character, and brackets are not for sets: list each in a policy of its own"
+	if strings.ContainsAny(m.Name, "[]") {
+		return "name", fmt.Errorf(why, m.Name)
+	}
+	for _, v := range m.Labels {
+		if strings.ContainsAny(v, "[]") {
+			return "labels", fmt.Errorf(why, v)
+		}
+	}
+	return "", nil
+}
+
+// auditRule is a rule without what an inventory does not have or cannot do.
+type auditRule struct{ rules.Rule }
+
+// Check returns what of the rule is wrong, or for an audit.
+func (r auditRule) Check() (key string, err error) {
+	switch {
+	case len(r.Match.Labels) > 0:
+		return "match", errors.New("labels: an inventory has no labels of owners")
+	case r.Match.Guest != "":
+		return "match", errors.New("guest: an inventory has nodes")
+	case r.HostPort != rules.HostPort{} || r.HostAddress != rules.Asked() || r.OnConflict != 0 || r.ProxyProtocol != 0:
+		return "", errors.New("hostPort, hostAddress, onConflict and proxyProtocol: an audit opens nothing")
+	}
+	return r.Rule.Check()
+}
+
 // ParsePolicy reads a policy; name names it in errors. The error joins all mistakes, each
 // with its position.
-func ParsePolicy(name string, data []byte) (Policy, error) {
-	var p Policy
+func ParsePolicy(name string, data []byte) (p Policy, err error) {
 	root, err := yamltree.Parse(name, data)
 	if err != nil {
 		return p, err
@@ -40,92 +86,34 @@ func ParsePolicy(name string, data []byte) (Policy, error) {
 	if root.IsNull() {
 		return p, fmt.Errorf("%s: empty: want rules or policies", name)
 	}
-	entries, err := root.Map("policies", "rules")
-	errs := []error{err}
-	var all []part
-	for _, e := range entries {
-		if e.Key == "rules" {
-			set, err := parseRules(e.Node)
-			all, errs = append(all, part{rules: set}), append(errs, err)
-			continue
-		}
-		if !e.IsList() {
-			errs = append(errs, e.Errorf(`want a list of policies ("- nodes: {labels: {…}}")`))
-		}
-		for i, n := range e.List() {
-			part, err := parsePart(n, i)
-			p.parts, errs = append(p.parts, part), append(errs, err)
+	var file policyDocument
+	if err := rules.Decoder().Decode(root, &file); err != nil {
+		return p, err
+	}
+	for i, part := range file.Policies {
+		match := rules.Match{Name: part.Nodes.Name, Labels: part.Nodes.Labels}
+		if err := p.add(match, fmt.Sprintf("policy %d, ", i+1), part.Rules); err != nil {
+			return Policy{}, err
 		}
 	}
-	p.parts = append(p.parts, all...)
-	if err := errors.Join(errs...); err != nil {
+	if file.Rules == nil {
+		return p, nil
+	}
+	if err := p.add(rules.Match{}, "", file.Rules); err != nil {
 		return Policy{}, err
 	}
 	return p, nil
 }
 
-func parsePart(n yamltree.Node, i int) (part, error) {
-	p := part{title: fmt.Sprintf("policy %d, ", i+1), rules: rules.Empty(rules.Asked())}
-	entries, err := n.Map("nodes", "rules")
-	errs := []error{err}
-	for _, e := range entries {
-		if e.Key == "nodes" {
-			p.nodes, err = rules.ParseOwner(e.Node)
-			switch {
-			case err != nil:
-			case p.nodes.Namespace != "":
-				err = e.Errorf("namespace: nodes have none: want name or labels")
-			default:
-				err = noBrackets(e.Node)
-			}
-		} else {
-			p.rules, err = parseRules(e.Node)
-		}
-		errs = append(errs, err)
-	}
-	return p, errors.Join(errs...)
-}
-
-// noBrackets refuses patterns of nodes that match none: no name and no label of a Node has brackets.
-func noBrackets(n yamltree.Node) error {
-	text, err := n.Text()
-	if err == nil {
-		if strings.ContainsAny(text, "[]") {
-			err = n.Errorf("%q matches no node: * is any text and ? one character, and brackets are not for sets: list each in a policy of its own", text)
-		}
-		return err
-	}
-	entries, err := n.Map()
-	for _, e := range entries {
-		err = errors.Join(err, noBrackets(e.Node))
-	}
-	return err
-}
-
-// parseRules reads rules, and refuses what an inventory does not have or cannot do.
-func parseRules(n yamltree.Node) (*rules.Set, error) {
-	list, err := rules.ParseList(n)
-	if err != nil {
-		return nil, err
-	}
+// add adds the rules for some nodes.
+func (p *Policy) add(nodes rules.Match, title string, list []auditRule) error {
+	made := make([]rules.Rule, len(list))
 	for i, r := range list {
-		var what string
-		switch {
-		case len(r.Match.Labels) > 0:
-			what = "labels: an inventory has no labels of owners"
-		case r.Match.Guest != "":
-			what = "guest: an inventory has nodes"
-		case r.HostPort != rules.HostPort{} || r.HostAddress != rules.Asked() || r.OnConflict != 0 || r.ProxyProtocol != 0:
-			what = "hostPort, hostAddress, onConflict and proxyProtocol: an audit opens nothing"
-		default:
-			continue
-		}
-		err = errors.Join(err, n.List()[i].Errorf("%s", what))
+		made[i] = r.Rule
 	}
-	if err != nil {
-		return nil, err
-	}
-	return rules.New(rules.Asked(), list)
+	set, err := rules.New(rules.Asked(), made)
+	p.parts = append(p.parts, part{nodes, set, title})
+	return err
 }
 
 // subject is a node that is judged.
@@ -257,8 +245,8 @@ func (p Policy) audit(node port.Owner, o *NodeInventory, now time.Time) (Audited
 		return n, nil
 	}
 	wide := slices.DeleteFunc(ports, func(p Port) bool { return !p.Wide() })
-	if len(wide) != o.Status.Ports.Wide {
-		n.Error = fmt.Sprintf("%d ports are open wider than loopback, of which its list has %d", o.Status.Ports.Wide, len(wide))
+	if listed := count(wide).Total; listed != o.Status.Ports.Wide {
+		n.Error = fmt.Sprintf("%d ports are open wider than loopback, of which its list has %d", o.Status.Ports.Wide, listed)
 	}
 	found, _ := p.violations(subject{node: node}, wide)
 	n.Violations = len(found)

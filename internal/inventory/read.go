@@ -44,7 +44,7 @@ func (p Port) row(node string) status.Publication {
 // publication is the port as rules see it.
 func (p Port) publication() port.Publication {
 	pub := port.Publication{
-		Key: p.Key, DualStack: p.DualStack, Since: p.Since, Origins: make([]port.OriginInfo, 0, len(p.Sources)),
+		Key: p.Key, Since: p.Since, Origins: make([]port.OriginInfo, 0, len(p.Sources)),
 		Owner: port.Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, Namespace: p.Owner.Namespace, ID: p.Owner.ID},
 	}
 	for _, s := range p.Sources {

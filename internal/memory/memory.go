@@ -10,7 +10,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 	"time"
@@ -18,19 +20,25 @@ import (
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
+// Percent is the GOGC of the agent and of the host peer.
+const Percent = 35
+
 const (
 	// readyTimeout is how long to wait for the start to be over.
 	readyTimeout = 10 * time.Second
-	// settleAfter is how long work may go on after it was noticed.
-	settleAfter = 500 * time.Millisecond
-	// pauseMin and pauseMax bound the time between two releases. It doubles while
-	// the process allocates again what was released.
+	// startSize is how many bytes the runtime may use at the start before anything is
+	// collected. GOGC alone would collect at 4, 6, 9 MB, and so on.
+	startSize = 48 << 20
+	// settleAfter is how long work may go on after a collection.
+	settleAfter = time.Second
+	// pauseMin and pauseMax bound the time between two releases. It doubles while the process
+	// allocates again what was released.
 	pauseMin = 2 * time.Second
 	pauseMax = 4 * time.Minute
-	// quiet is how long nothing may happen until the next pause is pauseMin again.
+	// quiet is how long nothing is collected until the next pause is pauseMin again.
 	quiet = 30 * time.Second
-	// growth is how many bytes make a release worthwhile.
-	growth = 1 << 20
+	// worthwhile is how many free bytes are given back.
+	worthwhile = 1 << 20
 )
 
 // Usage is the resident memory of a process, in bytes.
@@ -69,69 +77,55 @@ func parse(status []byte) (u Usage, err error) {
 	return u, nil
 }
 
-// Releaser returns memory to the kernel after the start and after each burst of
-// work. The Go runtime would keep it for minutes. An idle process is not woken, and
-// its garbage is not collected before there is some.
-type Releaser struct {
-	// Ready is closed when the start is over, until when little garbage is collected. If nil it
-	// is over after 10 s, and garbage is collected as ever.
-	Ready  <-chan struct{}
-	Forget func() // drops caches that only the start needed; may be nil
-	// GCPercent is GOGC after the start, 0 for the runtime's default. Where there is little
-	// garbage then, collecting it early costs less than the memory that it would occupy. It
-	// also says how much the process may allocate at rest until garbage is collected. If the
-	// environment has GOGC or GOMEMLIMIT, that counts alone.
-	GCPercent int
-	Work      func(ctx context.Context) error // returns after work that may leave garbage, or when ctx ends
-	// Freed, if not nil, reports whether the work dropped much. Memory is then
-	// released even if the process does not use more than after the last release.
-	Freed func() bool
-}
-
-// Run works until ctx ends.
-func (r Releaser) Run(ctx context.Context) {
-	start := newCollector(0)
-	if r.Ready != nil { // else nobody says when it is over
-		start.start()
+// Keep returns memory to the kernel after the start and after each burst of work, until ctx
+// ends. The Go runtime would keep it for minutes.
+//
+// Until ready is closed, or 10 s have passed, little garbage is collected; ready may be nil.
+// After that percent is GOGC: where there is little garbage, collecting it early costs less
+// than the memory that it would occupy. If the environment has GOGC or GOMEMLIMIT, that
+// counts alone.
+//
+// It is woken by collections. An idle process has one every two minutes, by the runtime.
+func Keep(ctx context.Context, ready <-chan struct{}, percent int) {
+	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
+		defer debug.SetGCPercent(debug.SetGCPercent(percent))
+		if ready != nil {
+			limit := debug.SetMemoryLimit(startSize)
+			debug.SetGCPercent(-1)
+			_ = schedule.Wait(ctx, time.Now().Add(readyTimeout), ready)
+			debug.SetGCPercent(percent)
+			debug.SetMemoryLimit(limit)
+		}
 	}
-	err := schedule.Wait(ctx, time.Now().Add(readyTimeout), r.Ready)
-	start.work()
-	if err != nil {
-		return
-	}
-	gc := newCollector(r.GCPercent)
-	defer gc.work()
-	gc.work()
 	pause := schedule.Backoff{Min: pauseMin, Max: pauseMax}
-	for kept := int64(0); ; {
-		if schedule.Sleep(ctx, settleAfter) != nil {
-			return
-		}
-		if r.Forget != nil {
-			r.Forget()
-		}
-		freed := r.Freed != nil && r.Freed()
-		if now, err := Read(); freed || err != nil || now.Anonymous >= kept+growth {
-			gc.work()
+	for first := true; schedule.Sleep(ctx, settleAfter) == nil; first = false {
+		if first || free() >= worthwhile {
 			debug.FreeOSMemory()
-			now, _ = Read()
-			kept = now.Anonymous
-			gc.rest(func() {})
 			if schedule.Sleep(ctx, pause.Next()) != nil {
 				return
 			}
 		}
 		began := time.Now()
-		// What was allocated at rest is like work, once it was collected.
-		work, collected := context.WithCancel(ctx)
-		gc.rest(collected)
-		err := r.Work(work)
-		collected()
-		if err != nil && ctx.Err() != nil {
+		if schedule.Wait(ctx, time.Time{}, collection()) != nil {
 			return
 		}
 		if time.Since(began) > quiet {
 			pause.Reset()
 		}
 	}
+}
+
+// collection returns a channel that is notified after the next collection.
+func collection() schedule.Signal {
+	ended := schedule.NewSignal()
+	// Nothing refers to this object, so the next collection calls the function.
+	runtime.AddCleanup(new(*int), schedule.Signal.Notify, ended)
+	return ended
+}
+
+// free returns how many bytes of the heap hold nothing and are not given back.
+func free() uint64 {
+	s := []metrics.Sample{{Name: "/memory/classes/heap/free:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64()
 }

@@ -373,3 +373,35 @@ func FuzzLabel(f *testing.F) {
 		}
 	})
 }
+
+// A name leads to both families of a port, of the nearest address.
+func TestNameLeadsToBothFamilies(t *testing.T) {
+	at := func(addr string) Port {
+		p := tcp("vm", 80, container("1", "web"))
+		p.Key.Address = netip.MustParseAddr(addr)
+		return p
+	}
+	for _, c := range []struct {
+		ports       []string
+		first, also string
+	}{
+		{[]string{"0.0.0.0"}, "0.0.0.0", ""},
+		{[]string{"::"}, "::", ""},
+		{[]string{"::", "0.0.0.0"}, "0.0.0.0", "::"},
+		{[]string{"::", "0.0.0.0", "::1"}, "::1", ""},
+		{[]string{"::", "0.0.0.0", "::1", "127.0.0.1"}, "127.0.0.1", "::1"},
+	} {
+		var list []Port
+		for _, a := range c.ports {
+			list = append(list, at(a))
+		}
+		p := New(list, []string{"vm"}, Local).Find("web", 80).Port
+		also := ""
+		if p.Other != (port.Key{}) {
+			also = p.Other.Address.String()
+		}
+		if p.Key.Address.String() != c.first || also != c.also {
+			t.Errorf("%q: leads to %s and %q, want %s and %q", c.ports, p.Key.Address, also, c.first, c.also)
+		}
+	}
+}

@@ -23,6 +23,7 @@ const (
 type Port struct {
 	Guest string // as the configuration of this host names it
 	Key   port.Key
+	Other port.Key // of the same port in the other family; the zero key if there is none
 	Owner port.Owner
 	Alias string // a name that a label gives the owner; empty for none
 }
@@ -87,9 +88,7 @@ func New(ports []Port, guests []string, domain string) *Table {
 				o.aliases = append(o.aliases, a)
 			}
 		}
-		if old, had := o.ports[p.Key.Port]; !had || nearer(p.Key.Address, old.Key.Address) {
-			o.ports[p.Key.Port] = p
-		}
+		o.add(p)
 	}
 	slices.SortFunc(t.owners, func(a, b *owner) int {
 		return cmp.Or(cmp.Compare(a.guest, b.guest), cmp.Compare(a.kind, b.kind), cmp.Compare(a.space, b.space), cmp.Compare(a.id, b.id))
@@ -101,6 +100,18 @@ func New(ports []Port, guests []string, domain string) *Table {
 		}
 	}
 	return t
+}
+
+// add adds a port. Of several with one number the nearest is used, in both families.
+func (o *owner) add(p Port) {
+	old, had := o.ports[p.Key.Port]
+	switch other, ok := old.Key.OtherFamily(); {
+	case !had || nearer(p.Key.Address, old.Key.Address):
+		o.ports[p.Key.Port] = p
+	case ok && other == p.Key:
+		old.Other = p.Key
+		o.ports[p.Key.Port] = old
+	}
 }
 
 // nearer reports whether an owner's port at guest address a is used rather than that at b:

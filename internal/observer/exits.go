@@ -94,11 +94,8 @@ func (x *exits) wait() (pids []uint32, err error) {
 	}
 	rerr := raw.Read(func(fd uintptr) bool {
 		var ready [64]unix.EpollEvent
-		n, werr := unix.EpollWait(int(fd), ready[:], 0)
-		for errors.Is(werr, unix.EINTR) {
-			n, werr = unix.EpollWait(int(fd), ready[:], 0)
-		}
-		if err = werr; err != nil {
+		var n int
+		if n, err = unix.EpollWait(int(fd), ready[:], 0); err != nil { // nothing interrupts what does not block
 			return true
 		}
 		x.mu.Lock()

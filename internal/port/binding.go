@@ -196,8 +196,9 @@ type Binding struct {
 	Key
 	Origin Origin
 
-	// DualStack marks a :: binding that serves IPv4 as well.
-	DualStack bool
+	// Mapped marks the IPv4 half of a socket at ::, which has an origin of its own. The kernel
+	// prefers a socket of IPv4 at the same port.
+	Mapped bool
 
 	// Inner marks a NAT rule for the guest's own programs alone, which connections
 	// from outside the guest do not match.
@@ -256,6 +257,7 @@ type OriginInfo struct {
 	Origin
 	Detail   Detail
 	Withheld Reason
+	Mapped   bool   // see Binding
 	Inner    bool   // see Binding
 	Paused   bool   // see Binding
 	Maker    Maker  // see Binding
@@ -366,7 +368,6 @@ func (p ProxyProtocol) String() string {
 // port, so small fields are side by side.
 type Publication struct {
 	Key
-	DualStack bool
 	// OwnerPending is true while an engine is expected to name another owner.
 	OwnerPending bool
 	// Contained is true if a socket is in the cgroup of a container.
@@ -389,7 +390,7 @@ type Publication struct {
 
 // Equal reports whether both would be shown and served alike. Observed does not count.
 func (p Publication) Equal(q Publication) bool {
-	return p.Key == q.Key && p.DualStack == q.DualStack && p.Owner.Equal(q.Owner) && p.OwnerPending == q.OwnerPending &&
+	return p.Key == q.Key && p.Owner.Equal(q.Owner) && p.OwnerPending == q.OwnerPending &&
 		p.Contained == q.Contained && slices.EqualFunc(p.Others, q.Others, OtherOwner.equal) &&
 		p.Rule == q.Rule && slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
 		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
@@ -405,6 +406,6 @@ func (p Publication) Inner() bool {
 }
 
 func (o OriginInfo) equal(p OriginInfo) bool {
-	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Inner == p.Inner && o.Paused == p.Paused && o.Maker == p.Maker && o.Program == p.Program && o.Doubt == p.Doubt &&
+	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Mapped == p.Mapped && o.Inner == p.Inner && o.Paused == p.Paused && o.Maker == p.Maker && o.Program == p.Program && o.Doubt == p.Doubt &&
 		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
 }

@@ -209,7 +209,7 @@ var codeTable = [codes]codeInfo{
 	NoHostPort:      {name: "no-host-port", text: "{rule}: host port {0} is not within 1 to 65535", kind: Denies},
 	NoHostAddress:   {name: "no-host-address", text: "{rule} names no host address", kind: Denies},
 	NothingAsked:    {name: "nothing-asked", text: "the guest asks for no host address", kind: Denies, verdict: VerdictHostDenied},
-	UDPDisabled:     {name: "udp-disabled", text: "UDP is not enabled (listener.udp); WSL's relay carries none", kind: Denies, verdict: VerdictHostDenied},
+	UDPDisabled:     {name: "udp-disabled", text: "UDP is not enabled (listener.udp); WSL's relay carries none", kind: Denies, advice: "set listener.udp (--listener-udp) of the agent, for peers other than WSL's relay"},
 
 	OwnerAwaited:     {name: "owner-awaited", text: "owner not known yet", kind: Waits, advice: "ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"},
 	OwnerContested:   {name: "owner-contested", text: "owner not certain: claimed for {0}", kind: Waits, advice: "stop one of them, or change {rule}"},

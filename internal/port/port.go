@@ -88,6 +88,26 @@ func (k Key) String() string {
 // AddrPort returns the guest address with the port.
 func (k Key) AddrPort() netip.AddrPort { return netip.AddrPortFrom(k.Address, k.Port) }
 
+// OtherFamily returns the key of the other family that a server of both has for this one: that
+// of the other wildcard, or of the other address of "localhost". What one owner has at both is
+// one port. Other addresses have none.
+func (k Key) OtherFamily() (other Key, ok bool) {
+	is4 := k.Address.Is4()
+	switch {
+	case k.Address.IsUnspecified() && is4:
+		k.Address = netip.IPv6Unspecified()
+	case k.Address.IsUnspecified():
+		k.Address = netip.IPv4Unspecified()
+	case k.Address != Loopback(k.Address):
+		return k, false
+	case is4:
+		k.Address = netip.IPv6Loopback()
+	default:
+		k.Address = Loopback(netip.IPv4Unspecified())
+	}
+	return k, true
+}
+
 // Slot returns the protocol and port, which all guest addresses of one port share.
 func (k Key) Slot() Slot { return Slot{k.Protocol, k.Port} }
 

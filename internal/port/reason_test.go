@@ -52,7 +52,7 @@ func TestCodesAreThoseOfTheGoldenFile(t *testing.T) {
 
 // Everything of a reason but its text decides whether it is the same.
 func TestReasonsNameRules(t *testing.T) {
-	rule := RuleRef{Kind: RuleRuntime, Number: 2, Name: "deny all"}
+	rule := RuleRef{Kind: RuleDeny, Number: 2, Name: "all"}
 	guest, host := rule.Because(DeniedByRule), rule.Here(true).Because(DeniedByRule)
 	if guest == host || guest.Rule() != rule || guest.String() != "denied by runtime rule 2 (deny all)" || host.String() != "denied by host runtime rule 2 (deny all)" {
 		t.Errorf("%q, %q", guest, host)

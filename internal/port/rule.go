@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // RuleKind is what kind of rule decides about a publication.
@@ -15,15 +16,21 @@ type RuleKind uint8
 const (
 	NoRule         RuleKind = iota
 	RuleConfigured          // of the configuration
-	RuleRuntime             // added at run time
-	RuleLabel               // labels of the owner
-	RuleDefault             // what is done without a rule
-	RuleUDP                 // the default for the UDP ports of a guest's own network
-	RuleEngine              // the default for the ports by which engines talk to themselves
-	RuleWithheld            // the default for what all origins withhold
+	RuleForward             // added at run time by a request of this kind, as the next ones
+	RuleAllow
+	RuleDeny
+	RuleExpose
+	RuleLabel    // labels of the owner
+	RuleDefault  // what is done without a rule
+	RuleUDP      // the default for the UDP ports of a guest's own network
+	RuleEngine   // the default for the ports by which engines talk to themselves
+	RuleWithheld // the default for what all origins withhold
 )
 
-var ruleKinds = [...]string{"", "rule", "runtime", "label", "default", "udp", "engine", "withheld"}
+var ruleKinds = [...]string{"", "rule", "forward", "allow", "deny", "expose", "label", "default", "udp", "engine", "withheld"}
+
+// Runtime reports whether it is a rule that was added at run time.
+func (k RuleKind) Runtime() bool { return k >= RuleForward && k <= RuleExpose }
 
 // String returns the kind's name on the link.
 func (k RuleKind) String() string { return ruleKinds[min(k, RuleWithheld)] }
@@ -50,26 +57,26 @@ type RuleRef struct {
 	OnHost bool     `json:"onHost,omitzero"` // one of a host's rules
 	Number uint32   `json:"number,omitzero"` // its place in its list, from 1
 
-	// Name is that in the file, and what labels ask for: "label fairlead.expose: no". It is
-	// empty of a label of an owner who is not known yet.
+	// Name is that in the configuration, what a request selects ("8080/tcp", "all"), or what
+	// labels ask for: "label fairlead.expose: no". It is empty of a label of an owner who is not
+	// known yet.
 	Name string `json:"name,omitempty"`
 }
 
-// String returns for example "rule 3 (no-debug)", "host runtime rule 1" or "default", and "" for
-// none.
+// String returns for example "rule 3 (no-debug)", "host runtime rule 1 (deny all)" or "default",
+// and "" for none.
 func (r RuleRef) String() string {
 	text := ""
 	switch r.Kind {
 	case NoRule:
 		return ""
-	case RuleConfigured, RuleRuntime:
+	case RuleConfigured:
 		text = "rule " + strconv.FormatUint(uint64(r.Number), 10)
-		if r.Kind == RuleRuntime {
-			text = "runtime " + text
-		}
 		if r.Name != "" {
 			text += " (" + r.Name + ")"
 		}
+	case RuleForward, RuleAllow, RuleDeny, RuleExpose:
+		text = fmt.Sprintf("runtime rule %d (%s)", r.Number, strings.TrimSpace(r.Kind.String()+" "+r.Name))
 	case RuleLabel:
 		text = r.Name
 		if text == "" {

@@ -16,7 +16,7 @@ const (
 	VerdictConflict    Verdict = "conflict"            // another program uses the host address
 	VerdictHostDenied  Verdict = "denied-by-host"      // a rule of the host denies it
 	VerdictDenied      Verdict = "denied-by-rule"      // a rule of the agent denies it
-	VerdictWellKnown   Verdict = "udp-well-known"      // denied by default
+	VerdictWellKnown   Verdict = "well-known"          // denied by default: of a system service, or of an engine itself
 	VerdictUnlistened  Verdict = "not-listening"       // TCP, bound but not listening
 	VerdictInterface   Verdict = "interface-limited"   // a socket or a NAT rule of one interface
 	VerdictSourceOnly  Verdict = "source-limited"      // a NAT rule for some clients only

@@ -291,7 +291,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 				h.release(tx, k.Slot())
 			case !there && !wanted:
 				delete(h.pending, k)
-			case wanted && r.o.HoldDown > 0 && !byName(old) && !replaced(view, old) && !forbidden(view, k.Slot()):
+			case wanted && r.o.HoldDown > 0 && !byName(old) && !forbidden(view, k.Slot()):
 				h.add(k, time.Now().Add(r.o.HoldDown))
 			default:
 				tx.Delete(k)
@@ -307,21 +307,6 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 // rule that said where it is to be open has gone.
 func byName(p port.Publication) bool {
 	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand })
-}
-
-// replaced reports whether another publication took over all host addresses of p,
-// as when one half of a dual-stack pair appears or vanishes. To hold p would only
-// block that one.
-func replaced(view View, p port.Publication) bool {
-	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		q, ok := view.Get(port.Key{Protocol: p.Protocol, Address: a, Port: p.Port})
-		if ok && q.Decision.Allow && !slices.ContainsFunc(p.Decision.Host, func(h netip.AddrPort) bool {
-			return !slices.Contains(q.Decision.Host, h)
-		}) {
-			return true
-		}
-	}
-	return false
 }
 
 // forbidden reports whether something on a slot is denied by a rule, or may come to be:

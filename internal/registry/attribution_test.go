@@ -414,7 +414,7 @@ func TestAttributionModel(t *testing.T) {
 			b.Since = time.Unix(1, 0)
 			b.Hints = hints[rng.IntN(len(hints))]
 			b.Owner.Kind = port.OwnerKind(rng.IntN(4))
-			b.DualStack = b.Address == netip.IPv6Unspecified() && rng.IntN(2) == 0
+			b.Mapped = b.Address == netip.IPv4Unspecified() && rng.IntN(2) == 0
 			if rng.IntN(4) == 0 {
 				b.Withheld = port.Because(port.Unlistened)
 			}
@@ -472,7 +472,7 @@ func content(r *Registry) (out []string) {
 		for _, o := range p.Origins {
 			ids = append(ids, o.Source+"/"+o.ID)
 		}
-		out = append(out, fmt.Sprint(p.Key, p.DualStack, p.Owner, ids, p.Dial))
+		out = append(out, fmt.Sprint(p.Key, p.Owner, ids, p.Dial))
 	}
 	return out
 }

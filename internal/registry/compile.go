@@ -49,7 +49,7 @@ func compile(ms []member, all slots) []merged {
 		pubs = append(pubs, publication(ms[start:end], ms, nat, all))
 		start = end
 	}
-	return mergeFamilies(pubs)
+	return pubs
 }
 
 // compare orders the members of a slot.
@@ -184,10 +184,25 @@ func (m member) withheld() port.Reason {
 
 // withheldIn is withheld in the slot of the binding.
 func (m member) withheldIn(slot []member) port.Reason {
-	if why := m.withheld(); !why.IsZero() || !m.reserves(slot) {
+	switch why := m.withheld(); {
+	case !why.IsZero():
 		return why
+	case m.reserves(slot):
+		return port.Because(port.Reserved)
+	case m.shadowed(slot):
+		return port.Because(port.Hidden, "a socket of IPv4")
 	}
-	return port.Because(port.Reserved)
+	return port.Reason{}
+}
+
+// shadowed reports whether this is the IPv4 half of a socket at ::, and a socket of IPv4 has the
+// port, which the kernel prefers.
+func (m member) shadowed(slot []member) bool {
+	return m.binding.Mapped && slices.ContainsFunc(slot, func(o member) bool {
+		b := o.binding
+		return b.Address == m.binding.Address && b.Origin.Source == port.SourceSocket && !b.Mapped && o.withheld().IsZero() &&
+			!slices.ContainsFunc(m.binding.Dial, func(d netip.AddrPort) bool { return !slices.Contains(b.Dial, d) })
+	})
 }
 
 // reserves reports whether a socket only keeps others from a port that an engine publishes.
@@ -278,13 +293,12 @@ func publication(ms, slot, nat []member, all slots) merged {
 	for _, m := range ms {
 		b := m.binding
 		p.Origins = append(p.Origins, port.OriginInfo{
-			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheldIn(slot), Inner: b.Inner, Paused: b.Paused, Maker: b.Maker, Doubt: b.Doubt,
+			Origin: b.Origin, Detail: b.Detail, Withheld: m.withheldIn(slot), Mapped: b.Mapped, Inner: b.Inner, Paused: b.Paused, Maker: b.Maker, Doubt: b.Doubt,
 			Program: program(b), Since: b.Since, Dial: b.Dial,
 		})
 	}
 	for _, m := range lend {
 		p.Contained = p.Contained || m.attribution != nil && m.attribution.container
-		p.DualStack = p.DualStack || m.binding.DualStack
 		p.Dial = appendNew(p.Dial, m.binding.Dial)
 	}
 	p.passReserved(ms, slot, lend)
@@ -364,45 +378,6 @@ func ruleOf(ms []member) uint64 {
 		return 0
 	}
 	return rule
-}
-
-// mergeFamilies makes one dual-stack publication of the IPv4 and the IPv6
-// wildcard of one owner. Where the owners differ, the IPv4 wildcard has its own
-// server, so the IPv6 one does not serve IPv4; unless the IPv4 one is withheld,
-// because then nothing is known to serve it.
-func mergeFamilies(pubs []merged) []merged {
-	i4 := slices.IndexFunc(pubs, func(p merged) bool { return p.Address == netip.IPv4Unspecified() })
-	i6 := slices.IndexFunc(pubs, func(p merged) bool { return p.Address == netip.IPv6Unspecified() })
-	if i4 < 0 || i6 < 0 {
-		return pubs
-	}
-	v4, v6 := &pubs[i4], &pubs[i6]
-	switch withheld4, withheld6 := allWithheld(v4), allWithheld(v6); {
-	case withheld4 && !withheld6:
-		return pubs
-	case withheld4 != withheld6, !v4.Owner.Same(v6.Owner), v4.Owner.ID == "":
-		v6.DualStack = false
-		dialled := len(v6.Dial) > 0
-		v6.Dial = slices.DeleteFunc(slices.Clone(v6.Dial), func(a netip.AddrPort) bool { return a.Addr().Is4() })
-		if dialled && len(v6.Dial) == 0 {
-			v6.withholdFor(v4.Key)
-		}
-		return pubs
-	}
-	v6.DualStack = true
-	v6.doubt = v6.doubt.and(v4.doubt)
-	v6.Contained = v6.Contained || v4.Contained
-	for _, o := range v4.Others {
-		v6.Others = appendOther(v6.Others, v6.Owner, o)
-	}
-	v6.addAge(v4.Since, v4.SinceAtLeast)
-	v6.Origins = append(slices.Clone(v4.Origins), v6.Origins...)
-	v6.Dial = appendNew(slices.Clone(v4.Dial), v6.Dial)
-	return slices.Delete(pubs, i4, i4+1)
-}
-
-func allWithheld(p *merged) bool {
-	return !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Withheld.IsZero() })
 }
 
 // appendNew returns to with what of from is not in it. It may share the memory

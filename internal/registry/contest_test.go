@@ -496,7 +496,12 @@ func TestStaleClaimDoesNotNameWhatAppearsBesideIt(t *testing.T) {
 				g.nat.Apply(drop(rs))
 				g.nat.Apply(put(rs2))
 			}
-			g.want(t, "another "+what, "pending")
+			g.wantPort(t, "another "+what, "0.0.0.0:8200", "pending")
+			wantIPv6 := "pending"
+			if what == "rule" { // which is of IPv4
+				wantIPv6 = "allow"
+			}
+			g.wantPort(t, "another "+what, "[::]:8200", wantIPv6)
 			g.facts.remove(address("172.17.0.2"))
 			g.facts.put(address("172.17.0.3"), "secret0")
 			g.docker.Replace(claim("b", "secret0", 8200))

@@ -14,7 +14,7 @@ import (
 // is one for each origin. What it refers to is immutable, and may be shared with others.
 type kept struct {
 	port.Key
-	DualStack bool
+	Mapped    bool
 	Inner     bool
 	Paused    bool
 	Searching bool
@@ -36,7 +36,7 @@ func (s *source) keep(b *port.Binding) *kept {
 	s.last.owner = shared(s.last.owner, b.Owner, port.Owner.Equal)
 	s.last.hints = shared(s.last.hints, b.Hints, port.Hints.Equal)
 	return &kept{
-		Key: b.Key, DualStack: b.DualStack, Inner: b.Inner, Paused: b.Paused, Searching: b.Searching, Maker: b.Maker,
+		Key: b.Key, Mapped: b.Mapped, Inner: b.Inner, Paused: b.Paused, Searching: b.Searching, Maker: b.Maker,
 		Origin: port.Origin{Source: s.name, ID: b.Origin.ID}, Withheld: b.Withheld, Rule: b.Rule,
 		Dial: b.Dial, Doubt: b.Doubt, Owner: s.last.owner, Hints: s.last.hints, Detail: b.Detail, Since: b.Since,
 	}
@@ -52,7 +52,7 @@ func shared[T any](last *T, v T, equal func(a, b T) bool) *T {
 
 // same reports whether a source repeats a binding.
 func (k *kept) same(b *port.Binding) bool {
-	return k.Key == b.Key && k.Origin.ID == b.Origin.ID && k.DualStack == b.DualStack &&
+	return k.Key == b.Key && k.Origin.ID == b.Origin.ID && k.Mapped == b.Mapped &&
 		k.Withheld == b.Withheld && k.Inner == b.Inner && k.Paused == b.Paused && k.Maker == b.Maker && k.Doubt == b.Doubt && k.Rule == b.Rule &&
 		k.Searching == b.Searching && slices.Equal(k.Dial, b.Dial) && k.Owner.Equal(b.Owner) &&
 		k.Hints.Equal(b.Hints) && k.Detail.Equal(b.Detail)

@@ -35,18 +35,17 @@ func plain(id, at string) []port.Binding {
 	return []port.Binding{b}
 }
 
-// A dual-stack port that waits for another owner is split by a claim on its IPv6 half:
-// the IPv4 half waits on.
-func TestHalfOfALostPortWaits(t *testing.T) {
+// A port that waits for another owner in one family has its owner in the other.
+func TestFamilyOfALostPortWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)
 		v4 := declared("c", "0.0.0.0:8200", port.OwnerContainer, "web")
 		g.docker.Replace([]port.Binding{v4})
-		g.sockets.Apply(put(plain("4", "0.0.0.0:8200")))
+		g.sockets.Apply(put(append(plain("4", "0.0.0.0:8200"), plain("6", "[::]:8200")...)))
+		time.Sleep(2 * ownerWait)
 		g.docker.Apply(drop([]port.Binding{v4}))
-		time.Sleep(time.Second)
-		g.sockets.Apply(put(plain("6", "[::]:8200")))
-		g.wantPort(t, "both families", "[::]:8200", "pending")
+		g.wantPort(t, "IPv4 lost its claim", "0.0.0.0:8200", "pending")
+		g.wantPort(t, "IPv6 had none", "[::]:8200", "allow")
 		time.Sleep(time.Second)
 		g.docker.Apply(put([]port.Binding{declared("d", "[::]:8200", port.OwnerContainer, "www")}))
 		g.wantPort(t, "IPv6 is claimed", "0.0.0.0:8200", "pending")
@@ -57,8 +56,8 @@ func TestHalfOfALostPortWaits(t *testing.T) {
 	})
 }
 
-// A container's dual-stack port loses the claim on IPv4 alone.
-func TestHalfThatLosesItsContainerWaits(t *testing.T) {
+// A container's port loses the claim on IPv4 alone.
+func TestFamilyThatLosesItsContainerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)
 		cs := claim("c", "web", 8200)
@@ -118,8 +117,7 @@ func TestClaimThatEndsBeginsTheWaitAnew(t *testing.T) {
 	})
 }
 
-// The port of a deleted Service stays closed if it becomes one with a container's port of
-// the other family.
+// The port of a deleted Service stays closed beside a container's port of the other family.
 func TestDeletedServiceBesideItsContainerStaysClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarded(t)

@@ -15,21 +15,4 @@ func (r *Registry) shrink() {
 	for _, s := range r.sources {
 		s.set = compact.Map(s.set)
 	}
-	if r.shrunk != nil {
-		r.shrunk.Notify()
-	}
-}
-
-// muchWork is how many slots are merged until Options.Busy is notified.
-const muchWork = 1024
-
-// worked counts slots that were merged.
-func (r *Registry) worked(slots int) {
-	if r.work += slots; r.work < muchWork {
-		return
-	}
-	r.work = 0
-	if r.busy != nil {
-		r.busy.Notify()
-	}
 }

@@ -114,12 +114,12 @@ func serving(slot []member, addr netip.Addr) (ms []member) {
 	if addr.Is4() {
 		wide = netip.IPv4Unspecified()
 	}
-	for _, at := range []netip.Addr{addr, wide, netip.IPv6Unspecified()} {
+	for _, at := range []netip.Addr{addr, wide} {
 		listens := false
 		for _, m := range slot {
 			if b := m.binding; b.Address == at && len(b.Hints.Targets) == 0 {
 				ms = append(ms, m)
-				listens = listens || b.Origin.Source == port.SourceSocket && b.Withheld.IsZero() && (b.DualStack || at.Is4() == addr.Is4())
+				listens = listens || b.Origin.Source == port.SourceSocket && b.Withheld.IsZero()
 			}
 		}
 		if listens {

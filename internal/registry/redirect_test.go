@@ -44,10 +44,10 @@ func TestRedirectOwnerIsTheListener(t *testing.T) {
 	six := socket("3", "[::]:8080", "six")
 	put(six)
 	wantOwner(t, r, key, "") // IPv6 alone
-	six.DualStack = true
-	put(six)
+	put(half(six))
 	wantOwner(t, r, key, "six")
 	drop("3")
+	drop("3/4")
 	put(socket("4", "192.0.2.2:8080", "elsewhere"))
 	put(socket("5", "0.0.0.0:8081", "beside"))
 	wantOwner(t, r, key, "")

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registry merges what all sources report into one table of publications,
-// finds their owners, applies the rules, and numbers each change. It keeps what
-// each source last reported: a source that fails is stale, never empty.
 package registry
 
 import (
 	"log/slog"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -29,11 +25,6 @@ type Options struct {
 	Rules  Decider
 	Logger *slog.Logger
 	Now    func() time.Time // time.Now if nil
-	// Shrunk is notified after most of many ports have gone, which leaves much
-	// unused memory. May be nil.
-	Shrunk schedule.Signal
-	// Busy is notified after many ports were merged, which may leave garbage. May be nil.
-	Busy schedule.Signal
 }
 
 // Registry is the merged table. A change costs what it touches, not what the
@@ -55,12 +46,9 @@ type Registry struct {
 	// engine was not live: its facts and claims may be old.
 	provisional map[port.Slot]struct{}
 	peak        compact.Peak               // of slots
-	shrunk      schedule.Signal            // may be nil
-	busy        schedule.Signal            // may be nil
 	complaints  map[string]struct{}        // about labels, that were logged
 	holders     Holders                    // nil if no user's engine is asked
 	signs       map[uint32]schedule.Signal // see PodmanSigns, by user
-	work        int                        // slots that were merged since busy was notified
 
 	ready   chan struct{} // closed when every source has reported a complete set
 	pending int           // sources that have not
@@ -84,8 +72,6 @@ func New(o Options) *Registry {
 		owners:       newAttributions(),
 		engines:      make(map[string]bool),
 		waits:        waits{wake: schedule.NewSignal(), live: o.Now()}, // there are no engines
-		shrunk:       o.Shrunk,
-		busy:         o.Busy,
 		provisional:  make(map[port.Slot]struct{}),
 		publications: table.New[port.Key, port.Publication](port.Key.Compare),
 		status:       table.New[string, SourceStatus](compareString),
@@ -296,51 +282,13 @@ func (t *touched) find(s port.Slot) (i int, ok bool) {
 	return i, i >= 0
 }
 
-// former is the kinds of the owners that the port of a publication had before.
-type former struct {
-	own  port.OwnerKind
-	best port.OwnerKind // own, or that of the other family's publication
-}
-
-// formerOwner returns the owners that p's port had before, by what its slot had. A wildcard
-// had the one of the other family as well, if p has an origin of it: both were or become one
-// dual-stack publication.
-func formerOwner(slot []port.Publication, p *port.Publication) former {
-	var f former
-	own := at(slot, p.Key)
-	if own != nil {
-		f = former{own.Owner.Kind, own.Owner.Kind}
-	}
-	if !p.Address.IsUnspecified() {
-		return f
-	}
-	k := port.Key{Protocol: p.Protocol, Address: netip.IPv4Unspecified(), Port: p.Port}
-	if p.Address == k.Address {
-		k.Address = netip.IPv6Unspecified()
-	}
-	if other := at(slot, k); other != nil && (p.DualStack || other.DualStack) && shareOrigin(p, other) {
-		if f.best = max(f.own, other.Owner.Kind); own == nil {
-			f.own = f.best
-		}
-	}
-	return f
-}
-
-// place returns where a publication of a slot is or belongs, sorted by key.
-func place(slot []port.Publication, k port.Key) (i int, ok bool) {
-	return slices.BinarySearchFunc(slot, k, func(p port.Publication, k port.Key) int { return p.Compare(k) })
-}
-
-// at returns the publication of a slot, nil if it has none.
+// at returns the publication of a slot, which is sorted by key, nil if it has none.
 func at(slot []port.Publication, k port.Key) *port.Publication {
-	if i, ok := place(slot, k); ok {
-		return &slot[i]
+	i, ok := slices.BinarySearchFunc(slot, k, func(p port.Publication, k port.Key) int { return p.Compare(k) })
+	if !ok {
+		return nil
 	}
-	return nil
-}
-
-func shareOrigin(p, q *port.Publication) bool {
-	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return hasOrigin(q, o.Origin) })
+	return &slot[i]
 }
 
 func hasOrigin(p *port.Publication, o port.Origin) bool {
@@ -366,7 +314,6 @@ func (r *Registry) merge(dirty *touched) {
 			}
 		}
 	})
-	r.worked(len(dirty.slots))
 }
 
 // mergeSlot merges one slot, and reports whether a port of it lost its owner. It searches the
@@ -383,7 +330,7 @@ func (r *Registry) mergeSlot(tx *table.Tx[port.Key, port.Publication], t touched
 	pubs := compile(r.slots[t.slot], all)
 	for i := range pubs {
 		p := &pubs[i].Publication
-		if p.Owner.Kind < port.OwnerService && formerOwner(had, p).best >= port.OwnerService {
+		if old := at(had, p.Key); p.Owner.Kind < port.OwnerService && old != nil && old.Owner.Kind >= port.OwnerService {
 			r.noteLoss(p)
 			lost = true
 		}
@@ -393,17 +340,16 @@ func (r *Registry) mergeSlot(tx *table.Tx[port.Key, port.Publication], t touched
 	}
 	for i := range pubs {
 		p := &pubs[i].Publication
-		old := at(had, p.Key)
+		old, former := at(had, p.Key), port.OwnerUnknown
 		if old != nil {
-			p.Since, p.SinceAtLeast = old.Since, old.SinceAtLeast
+			p.Since, p.SinceAtLeast, former = old.Since, old.SinceAtLeast, old.Owner.Kind
 		}
 		p.Observed = t.observed
-		r.decide(&pubs[i], formerOwner(had, p))
+		r.decide(&pubs[i], former)
 		if old != nil && old.Equal(*p) {
 			continue
 		}
 		tx.Put(p.Key, *p)
-		had = know(had, p)
 	}
 	for i := range had {
 		if k := had[i].Key; !slices.ContainsFunc(pubs, func(p merged) bool { return p.Key == k }) {
@@ -412,19 +358,6 @@ func (r *Registry) mergeSlot(tx *table.Tx[port.Key, port.Publication], t touched
 		}
 	}
 	return lost
-}
-
-// know has a slot know p if it is a wildcard, at which the one of the other family looks.
-func know(slot []port.Publication, p *port.Publication) []port.Publication {
-	if !p.Address.IsUnspecified() {
-		return slot
-	}
-	i, ok := place(slot, p.Key)
-	if !ok {
-		return slices.Insert(slot, i, *p)
-	}
-	slot[i] = *p
-	return slot
 }
 
 // noteLoss notes that the port of p has lost the owner that an engine named.

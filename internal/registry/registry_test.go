@@ -83,33 +83,71 @@ func TestStaleSourceKeepsItsSet(t *testing.T) {
 	}
 }
 
-func TestWildcardsOfOneOwnerMerge(t *testing.T) {
-	r := newRegistry()
-	f := r.Feed("socket")
-	f.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7), binding("2", "[::]:80", 7)})
-	expect(t, r, "tcp [::]:80")
-	p, _ := r.Publications().View().Get(port.Key{Protocol: port.TCP, Address: netip.IPv6Unspecified(), Port: 80})
-	if !p.DualStack || len(p.Origins) != 2 || len(p.Dial) != 2 {
-		t.Errorf("merged publication = %+v", p)
-	}
-	f.Apply(port.Change{Drop: []port.Origin{{ID: "2"}}})
-	expect(t, r, "tcp 0.0.0.0:80")
+// half returns the IPv4 half of a socket at ::, by whatever owner.
+func half(of port.Binding) port.Binding {
+	b := of
+	b.Address, b.Mapped = netip.IPv4Unspecified(), true
+	b.Origin.ID += "/4"
+	b.Dial = []netip.AddrPort{netip.AddrPortFrom(port.Loopback(b.Address), b.Port)}
+	return b
 }
 
-func TestWildcardsOfTwoOwnersDoNotMerge(t *testing.T) {
+// A server of both families is a publication in each, whoever else has the other.
+func TestFamiliesStayApart(t *testing.T) {
 	r := newRegistry()
 	f := r.Feed("socket")
-	v6 := binding("2", "[::]:80", 8)
-	v6.DualStack = true
+	v6 := binding("2", "[::]:80", 7)
 	f.Replace([]port.Binding{binding("1", "0.0.0.0:80", 7), v6})
 	expect(t, r, "tcp 0.0.0.0:80", "tcp [::]:80")
-	p, _ := r.Publications().View().Get(v6.Key)
-	if p.DualStack {
-		t.Error("the IPv6 wildcard claims IPv4, which another owner serves")
+	for _, p := range r.Publications().View().All() {
+		if len(p.Origins) != 1 || len(p.Dial) != 1 || p.Dial[0].Addr().Is4() != p.Address.Is4() {
+			t.Errorf("%v has origins %v and is dialled at %v", p.Key, p.Origins, p.Dial)
+		}
+	}
+	before, _ := r.Publications().View().Get(v6.Key)
+	f.Apply(port.Change{Put: []port.Binding{binding("1", "0.0.0.0:80", 8)}})
+	if p, _ := r.Publications().View().Get(v6.Key); !p.Equal(before) {
+		t.Errorf("another owner of IPv4 turned %+v into %+v", before, p)
 	}
 	f.Apply(port.Change{Drop: []port.Origin{{ID: "1"}}})
-	if p, _ = r.Publications().View().Get(v6.Key); !p.DualStack {
-		t.Error("the IPv6 wildcard serves IPv4 again once the other owner is gone")
+	expect(t, r, "tcp [::]:80")
+}
+
+// The kernel prefers a socket of IPv4 to one at :: that takes both families.
+func TestMappedHalfIsHiddenBySocketOfIPv4(t *testing.T) {
+	bound := func(b port.Binding) port.Binding {
+		b.Withheld = port.Because(port.Unlistened)
+		return b
+	}
+	elsewhere := func(b port.Binding) port.Binding {
+		b.Dial = []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:80")} // of an interface
+		return b
+	}
+	v6, v4 := binding("2", "[::]:80", 7), binding("1", "0.0.0.0:80", 8)
+	for name, c := range map[string]struct {
+		v4     port.Binding
+		owner  string
+		hidden bool
+	}{
+		"a listener":             {v4, "8", true},
+		"one of the same owner":  {binding("1", "0.0.0.0:80", 7), "7", true},
+		"a socket that is bound": {bound(v4), "7", false},
+		"one of an interface":    {elsewhere(v4), "7", false},
+		"another mapped half":    {half(binding("1", "[::]:80", 8)), "7", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry()
+			r.Feed("socket").Replace([]port.Binding{v6, half(v6), c.v4})
+			expect(t, r, "tcp 0.0.0.0:80", "tcp [::]:80")
+			p, _ := r.Publications().View().Get(v4.Key)
+			i := slices.IndexFunc(p.Origins, func(o port.OriginInfo) bool { return o.ID == "2/4" })
+			if hidden := p.Origins[i].Withheld == port.Because(port.Hidden, "a socket of IPv4"); hidden != c.hidden || p.Owner.ID != c.owner {
+				t.Errorf("owner %s, the half is withheld: %q", p.Owner.ID, p.Origins[i].Withheld)
+			}
+			if p, _ := r.Publications().View().Get(v6.Key); p.Owner.ID != "7" || !p.Origins[0].Withheld.IsZero() {
+				t.Errorf("IPv6 is %+v", p)
+			}
+		})
 	}
 }
 
@@ -130,7 +168,7 @@ func TestWithheldLendsNoServer(t *testing.T) {
 	}
 }
 
-// What is withheld lends a port nothing that comes with a server: no family, owner, labels
+// What is withheld lends a port nothing that comes with a server: no owner, labels
 // or rule.
 func TestWithheldLendsNothing(t *testing.T) {
 	at := func(id, addr, process string) port.Binding { return socket(id, addr, process) }
@@ -138,8 +176,6 @@ func TestWithheldLendsNothing(t *testing.T) {
 		b.Withheld = port.Because(port.Unlistened)
 		return b
 	}
-	dual := at("2", "[::]:80", "other")
-	dual.DualStack = true
 	limited := nat("2", "0.0.0.0:80", "10.0.0.5:80")
 	free := nat("1", "0.0.0.0:80", "10.0.0.6:80")
 	free.Rule, limited.Rule = 3, 4
@@ -153,7 +189,7 @@ func TestWithheldLendsNothing(t *testing.T) {
 		contained bool
 		rule      uint64
 	}{
-		{"a dual-stack socket", at("1", "[::]:80", "web"), dual, "web", false, 0},
+		{"the half of a socket", at("1", "0.0.0.0:80", "web"), half(at("2", "[::]:80", "other")), "web", false, 0},
 		{"a socket in a container", at("1", "0.0.0.0:80", "web"), in(at("2", "0.0.0.0:80", "x"), 5, "/docker/"+strings.Repeat("a", 64)), "web", false, 0},
 		{"a socket in a container, of no known server", unknown, in(at("2", "0.0.0.0:80", "x"), 5, "/docker/"+strings.Repeat("a", 64)), "", false, 0},
 		{"a rule beside a socket", at("1", "0.0.0.0:80", "web"), limited, "web", false, 0},
@@ -172,41 +208,13 @@ func TestWithheldLendsNothing(t *testing.T) {
 			a.Replace([]port.Binding{c.free})
 			b.Replace([]port.Binding{withheld(c.withheld)})
 			p, _ := r.Publications().View().Get(c.free.Key)
-			if p.DualStack || p.Owner.Name != c.owner || p.Contained != c.contained || p.Rule != c.rule {
-				t.Errorf("dual stack %v, owner %q, in a container %v, rule %d; want %q, %v, %d", p.DualStack, p.Owner.Name, p.Contained, p.Rule, c.owner, c.contained, c.rule)
+			if p.Owner.Name != c.owner || p.Contained != c.contained || p.Rule != c.rule {
+				t.Errorf("owner %q, in a container %v, rule %d; want %q, %v, %d", p.Owner.Name, p.Contained, p.Rule, c.owner, c.contained, c.rule)
 			}
 			if slices.ContainsFunc(p.Others, func(o port.OtherOwner) bool { return o.Rival }) {
 				t.Errorf("other owners are %+v, want no rival", p.Others)
 			}
 		})
-	}
-}
-
-// What is withheld serves nothing, so it takes no address from a dual-stack
-// listener of another owner.
-func TestWithheldWildcardBesideDualStackListener(t *testing.T) {
-	bound := port.Because(port.Unlistened)
-	for _, c := range []struct {
-		name                 string
-		withheld4, withheld6 port.Reason
-		owner4               int
-		dualStack            bool
-		keys                 []string
-	}{
-		{"IPv4 reserved by another", bound, port.Reason{}, 8, true, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
-		{"IPv4 reserved by the same", bound, port.Reason{}, 7, true, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
-		{"IPv4 served by another", port.Reason{}, port.Reason{}, 8, false, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
-		{"IPv6 reserved", port.Reason{}, bound, 8, false, []string{"tcp 0.0.0.0:80", "tcp [::]:80"}},
-		{"both of one", port.Reason{}, port.Reason{}, 7, true, []string{"tcp [::]:80"}},
-	} {
-		r := newRegistry()
-		v4, v6 := binding("1", "0.0.0.0:80", c.owner4), binding("2", "[::]:80", 7)
-		v4.Withheld, v6.Withheld, v6.DualStack = c.withheld4, c.withheld6, true
-		r.Feed("socket").Replace([]port.Binding{v4, v6})
-		expect(t, r, c.keys...)
-		if p, _ := r.Publications().View().Get(v6.Key); p.DualStack != c.dualStack {
-			t.Errorf("%s: dual stack is %v, want %v", c.name, p.DualStack, c.dualStack)
-		}
 	}
 }
 
@@ -338,7 +346,7 @@ func TestModel(t *testing.T) {
 		addrs := []string{"0.0.0.0", "127.0.0.1", "[::]", "[::1]", "10.0.0.1", "[fe80::1%eth0]"}
 		random := func() port.Binding {
 			b := binding(fmt.Sprint(rng.IntN(20)), fmt.Sprintf("%s:%d", addrs[rng.IntN(len(addrs))], 80+rng.IntN(3)), rng.IntN(2))
-			b.DualStack = b.Address == netip.IPv6Unspecified() && rng.IntN(2) == 0
+			b.Mapped = b.Address == netip.IPv4Unspecified() && rng.IntN(2) == 0
 			b.Since = time.Unix(int64(rng.IntN(5))+1, 0)
 			return b
 		}
@@ -376,9 +384,10 @@ func TestModel(t *testing.T) {
 		}
 		want := map[string]bool{}
 		slots := map[port.Slot][]member{}
+		sources := []*source{{name: "socket"}, {name: "nat"}, {name: "docker"}}
 		for rank, set := range truth {
 			for _, b := range set {
-				slots[b.Slot()] = append(slots[b.Slot()], member{order: int32(rank), binding: new(source).keep(&b)})
+				slots[b.Slot()] = append(slots[b.Slot()], member{order: int32(rank), binding: sources[rank].keep(&b)})
 			}
 		}
 		for _, ms := range slots {
@@ -409,8 +418,7 @@ func describe(p port.Publication) string {
 	for _, o := range p.Origins {
 		ids = append(ids, o.Source+"/"+o.ID)
 	}
-	// The sources' names are set on the way in; compile sees bindings without.
-	return fmt.Sprint(p.Key, p.DualStack, p.Owner.ID, len(ids), p.Dial)
+	return fmt.Sprint(p.Key, p.Owner.ID, ids, p.Dial)
 }
 
 func BenchmarkApply(b *testing.B) {

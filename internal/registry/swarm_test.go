@@ -5,6 +5,7 @@ package registry
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -18,60 +19,55 @@ import (
 func TestReservedSocketIsNotDialled(t *testing.T) {
 	container := "/docker/" + strings.Repeat("a", 64)
 	as := func(program string, paths ...string) port.Binding {
-		b := in(socket("s", "[::]:8080", program), 7, paths...)
-		b.DualStack = true
-		b.Dial = append([]netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}, b.Dial...)
-		return b
+		return in(socket("s", "[::]:8080", program), 7, paths...)
 	}
 	udp := as("conmon")
 	udp.Protocol = port.UDP
-	const both = "[127.0.0.1:8080 [::1]:8080]"
 	for _, c := range []struct {
 		name      string
 		socket    port.Binding
 		maker     port.Maker
 		none      bool // there is no rule
-		dial6     string
 		withheld6 port.Reason
 	}{
-		{"conmon's", as("conmon"), port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
-		{"conmon's, in the cgroup of its container", as("conmon", container), port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
-		{"conmon's of UDP", udp, port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
-		{"conmon's, and no rule", as("conmon"), 0, true, both, port.Because(port.Reserved)},
-		{"podman's", as("podman"), port.MakerNetavark, false, "[[::1]:8080]", port.Because(port.Reserved)},
-		{"podman's, and no rule", as("podman"), 0, true, both, port.Reason{}},
-		{"nerdctl's", as("nerdctl"), port.MakerCNI, false, "[[::1]:8080]", port.Because(port.Reserved)},
-		{"nerdctl's sleep", as("sleep"), port.MakerCNI, false, "[[::1]:8080]", port.Because(port.Reserved)},
-		{"nerdctl's sleep, and no rule", as("sleep"), 0, true, both, port.Because(port.Reserved)},
-		{"sleep in a container", as("sleep", container), 0, true, both, port.Reason{}},
-		{"sleepd", as("sleepd"), port.MakerCNI, false, "[[::1]:8080]", port.Reason{}},
-		{"dockerd's", as("dockerd"), port.MakerSwarm, false, "[[::1]:8080]", port.Because(port.Reserved)},
-		{"dockerd's, and no service", as("dockerd"), 0, true, both, port.Reason{}},
-		{"another program's", as("server"), port.MakerSwarm, false, "[[::1]:8080]", port.Reason{}},
+		{"conmon's", as("conmon"), port.MakerNetavark, false, port.Because(port.Reserved)},
+		{"conmon's, in the cgroup of its container", as("conmon", container), port.MakerNetavark, false, port.Because(port.Reserved)},
+		{"conmon's of UDP", udp, port.MakerNetavark, false, port.Because(port.Reserved)},
+		{"conmon's, and no rule", as("conmon"), 0, true, port.Because(port.Reserved)},
+		{"podman's", as("podman"), port.MakerNetavark, false, port.Because(port.Reserved)},
+		{"podman's, and no rule", as("podman"), 0, true, port.Reason{}},
+		{"nerdctl's", as("nerdctl"), port.MakerCNI, false, port.Because(port.Reserved)},
+		{"nerdctl's sleep", as("sleep"), port.MakerCNI, false, port.Because(port.Reserved)},
+		{"nerdctl's sleep, and no rule", as("sleep"), 0, true, port.Because(port.Reserved)},
+		{"sleep in a container", as("sleep", container), 0, true, port.Reason{}},
+		{"sleepd", as("sleepd"), port.MakerCNI, false, port.Reason{}},
+		{"dockerd's", as("dockerd"), port.MakerSwarm, false, port.Because(port.Reserved)},
+		{"dockerd's, and no service", as("dockerd"), 0, true, port.Reason{}},
+		{"another program's", as("server"), port.MakerSwarm, false, port.Reason{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, _ := attributed()
 			sockets, rules := r.Feed("socket"), r.Feed("nat")
-			sockets.Replace([]port.Binding{c.socket})
+			sockets.Replace([]port.Binding{c.socket, half(c.socket)})
 			rule := nat("r", "0.0.0.0:8080", "172.18.0.2:8080")
 			rule.Maker, rule.Protocol = c.maker, c.socket.Protocol
 			if !c.none {
 				rules.Replace([]port.Binding{rule})
 				p, _ := r.Publications().View().Get(rule.Key)
-				if fmt.Sprint(p.Dial) != "[127.0.0.1:8080]" || p.Origins[0].Withheld != (port.Reason{}) {
+				if i := slices.IndexFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == "nat" }); fmt.Sprint(p.Dial) != "[127.0.0.1:8080]" || !p.Origins[i].Withheld.IsZero() {
 					t.Errorf("the rule: %+v", p)
 				}
 			}
 			p, ok := r.Publications().View().Get(c.socket.Key)
-			if !ok || fmt.Sprint(p.Dial) != c.dial6 || p.Origins[0].Withheld != c.withheld6 {
-				t.Errorf("dials %v, withheld %q (%v), want %s, %q", p.Dial, p.Origins[0].Withheld, ok, c.dial6, c.withheld6)
+			if !ok || fmt.Sprint(p.Dial) != "[[::1]:8080]" || p.Origins[0].Withheld != c.withheld6 {
+				t.Errorf("dials %v, withheld %q (%v), want [[::1]:8080], %q", p.Dial, p.Origins[0].Withheld, ok, c.withheld6)
 			}
 		})
 	}
 
 	r := newRegistry()
 	sockets, rules, docker := r.Feed("socket"), r.Feed("nat"), r.Feed("docker")
-	sockets.Replace([]port.Binding{as("dockerd")})
+	sockets.Replace([]port.Binding{as("dockerd"), half(as("dockerd"))})
 	rule := nat("r", "0.0.0.0:8080", "172.18.0.2:8080")
 	rule.Maker = port.MakerSwarm
 	rules.Replace([]port.Binding{rule})
@@ -79,8 +75,8 @@ func TestReservedSocketIsNotDialled(t *testing.T) {
 	v4.Dial, v6.Dial = rule.Dial, rule.Dial
 	docker.Replace([]port.Binding{v4, v6})
 	p, _ := r.Publications().View().Get(v6.Key)
-	if !p.DualStack || fmt.Sprint(p.Dial) != fmt.Sprint(rule.Dial) || p.Owner.Name != "web" {
-		t.Errorf("the service is %+v, want one of both families dialled at %v", p, rule.Dial)
+	if fmt.Sprint(p.Dial) != fmt.Sprint(rule.Dial) || p.Owner.Name != "web" {
+		t.Errorf("the service is %+v, want it dialled at %v", p, rule.Dial)
 	}
 }
 

@@ -251,9 +251,9 @@ func (r *Registry) engineStateChanged(s *source) {
 	}
 }
 
-// decide sets the decision of m, whose port had these owners, and notes whether it
+// decide sets the decision of m, whose port had an owner of that kind, and notes whether it
 // waits for an owner.
-func (r *Registry) decide(m *merged, old former) {
+func (r *Registry) decide(m *merged, old port.OwnerKind) {
 	p, d := &m.Publication, m.doubt
 	if len(r.engines) == 0 {
 		d.since, d.target = time.Time{}, time.Time{}
@@ -278,13 +278,13 @@ func (r *Registry) decide(m *merged, old former) {
 	r.apply(p)
 }
 
-// next returns the wait of m, whose port had these owners: the one that it has, or
+// next returns the wait of m, whose port had an owner of that kind: the one that it has, or
 // another. It is nil if there is nothing to wait for.
-func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
+func (ws *waits) next(m *merged, d doubt, old port.OwnerKind, now time.Time) *wait {
 	kind, w := m.Owner.Kind, ws.byKey[m.Key]
 	next := wait{from: now, since: d.from(), known: m.known, left: d.left, search: !d.process.IsZero()}
 	// Of a deleted Service, rules may be left that lead to pods, or into a swarm.
-	deleted := old.own == port.OwnerService && kind == port.OwnerContainer
+	deleted := old == port.OwnerService && kind == port.OwnerContainer
 	if next.orphan = d.unclaimed && m.known < service && (w != nil && w.orphan || deleted); next.orphan {
 		next.lost = true
 		if w != nil && w.orphan && d.left == w.left {
@@ -298,7 +298,7 @@ func (ws *waits) next(m *merged, d doubt, old former, now time.Time) *wait {
 	switch {
 	case next.since.IsZero():
 		return nil
-	case w != nil && !w.orphan && !next.since.After(w.since) && d.left == w.left && kind >= old.best && m.known >= w.known &&
+	case w != nil && !w.orphan && !next.since.After(w.since) && d.left == w.left && kind >= old && m.known >= w.known &&
 		(w.over || w.lost || !next.lost):
 		w.known, w.lost, w.search = m.known, next.lost, next.search
 		return w

@@ -458,10 +458,10 @@ func TestPortThatLostItsContainerWaits(t *testing.T) {
 	wide := socket("w", "[::]:8200", "nginx")
 	wide.Owner.ID, wide.Hints.Cgroup = found.Owner.ID, rootCgroup
 	for name, steps := range map[string][]port.Change{
-		"its process is found":         {put([]port.Binding{searching}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{found})},
-		"a relay comes and goes":       {put([]port.Binding{found}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{relay}), drop([]port.Binding{relay})},
-		"it becomes dual-stack":        {put([]port.Binding{found, wide}), {Drop: []port.Origin{{ID: "c"}}}},
-		"it becomes dual-stack, later": {put([]port.Binding{found}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{wide})},
+		"its process is found":       {put([]port.Binding{searching}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{found})},
+		"a relay comes and goes":     {put([]port.Binding{found}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{relay}), drop([]port.Binding{relay})},
+		"another family beside it":   {put([]port.Binding{found, wide}), {Drop: []port.Origin{{ID: "c"}}}},
+		"another family comes later": {put([]port.Binding{found}), {Drop: []port.Origin{{ID: "c"}}}, put([]port.Binding{wide})},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := newGuarded(t)
@@ -474,7 +474,7 @@ func TestPortThatLostItsContainerWaits(t *testing.T) {
 					g.sockets.Apply(c)
 				}
 			}
-			g.want(t, name, "pending")
+			g.wantPort(t, name, "0.0.0.0:8200", "pending")
 			time.Sleep(2 * ownerWait)
 			g.want(t, name+", later", "allow")
 		})

@@ -80,8 +80,8 @@ func TestLabels(t *testing.T) {
 			warning: `container "web": label fairlead.expose: "yes": the port is denied by rule 1; it has no effect`},
 		"a rule allows":          {rules: []Rule{allow}, labels: []string{"expose=no", "host-port=9", "name=shop"}, want: "[127.0.0.1:8080] by rule 1, name shop"},
 		"a rule allows less":     {rules: []Rule{allow}, labels: []string{"expose=all"}, want: "[127.0.0.1:8080] by rule 1", warning: "wider than rule 1 allows"},
-		"a run-time rule denies": {runtime: []Rule{deny}, labels: []string{"expose=yes"}, want: "deny by runtime rule 1", warning: "denied by runtime rule 1"},
-		"a run-time rule allows": {runtime: []Rule{allow}, labels: []string{"expose=no"}, want: "[127.0.0.1:8080] by runtime rule 1"},
+		"a run-time rule denies": {runtime: []Rule{deny}, labels: []string{"expose=yes"}, want: "deny by runtime rule 1 (deny)", warning: "denied by runtime rule 1 (deny)"},
+		"a run-time rule allows": {runtime: []Rule{allow}, labels: []string{"expose=no"}, want: "[127.0.0.1:8080] by runtime rule 1 (forward)"},
 		"a default denies": {labels: []string{"expose=yes"}, want: "deny by default: udp well-known", warning: "denied by default: udp well-known",
 			change: func(p *port.Publication) { p.Protocol, p.Port, p.Origins[0].Source = port.UDP, 53, "nat" }},
 		"withheld": {labels: []string{"expose=yes", "host-port=9"}, want: "deny by default: withheld",
@@ -102,7 +102,7 @@ func TestLabels(t *testing.T) {
 		"half a list":                       {labels: []string{"host-port=8080=81,"}, want: "[127.0.0.1:8080] by default", warning: "want a host port"},
 		"too long":                          {labels: []string{"host-port=" + strings.Repeat("9", 300)}, want: "[127.0.0.1:8080] by default", warning: "longer than 256 bytes"},
 		"a port that is denied":             {rules: []Rule{deny22}, labels: []string{"host-port=22"}, want: "[127.0.0.1:8080] by default", warning: "host port 22 is denied by rule 1 (no-ssh)"},
-		"a port that is denied at run time": {runtime: []Rule{deny22}, labels: []string{"host-port=22"}, want: "[127.0.0.1:8080] by default", warning: "host port 22 is denied by runtime rule 1 (no-ssh)"},
+		"a port that is denied at run time": {runtime: []Rule{deny22}, labels: []string{"host-port=22"}, want: "[127.0.0.1:8080] by default", warning: "host port 22 is denied by runtime rule 1 (deny no-ssh)"},
 		"a port that the container asked for": {labels: []string{"host-port=9"}, want: "[127.0.0.1:8080] by default", warning: "publish.allow",
 			change: func(p *port.Publication) { p.Origins[0].Source = port.SourcePublish }},
 		"close and move":  {labels: []string{"expose=no", "host-port=9"}, want: "deny by label fairlead.expose: no"},
@@ -115,7 +115,7 @@ func TestLabels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			set, err := New(tt.expose, tt.rules)
 			if err == nil {
-				set, err = set.WithRuntime(tt.runtime)
+				set, err = set.WithRuntime(asRequested(tt.runtime))
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -194,7 +194,7 @@ func TestLabelsOff(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if next, _ := next.InEffect(func(Rule) bool { return true }); outcome(next.Decide(p)) != "deny by label fairlead.expose: no" {
+	if outcome(next.Decide(p)) != "deny by label fairlead.expose: no" {
 		t.Error("rules at run time end the obedience to labels")
 	}
 }
@@ -224,7 +224,7 @@ func TestHostDeniesWhatALabelAsksFor(t *testing.T) {
 	} {
 		set, err := New(Loopback(), s.rules)
 		if err == nil {
-			set, err = set.WithRuntime(s.runtime)
+			set, err = set.WithRuntime(asRequested(s.runtime))
 		}
 		if err != nil {
 			t.Fatal(err)

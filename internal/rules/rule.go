@@ -7,31 +7,33 @@
 package rules
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 // Rule is one rule. Its zero value allows everything that nothing withholds.
 type Rule struct {
-	Name        string // human-readable, may be empty
-	Match       Match
-	Deny        bool
-	HostPort    HostPort        // only where it allows
-	HostAddress HostAddress     // only where it allows
-	OnConflict  port.OnConflict // only where it allows, and on a host
+	// Kind is the kind of the request that makes the rule; NoRule of one of the configuration.
+	Kind  port.RuleKind
+	Name  string `key:"name" is:"text" help:"how messages name the rule, beside its number"` // may be empty
+	Match Match  `key:"match" help:"the ports that are meant: all keys must match, and one of the values of each; without it, all ports"`
+	Deny  bool   `key:"action" words:"allow,deny" need:"no action: want action: allow or action: deny" help:"what becomes of a port that matches"`
 
-	// ProxyProtocol is only where it allows, of TCP, and on an agent.
-	ProxyProtocol port.ProxyProtocol
+	// The rest is only where it allows.
+	HostPort    HostPort    `key:"hostPort" types:"integer,string" pattern:"^[+-]?[0-9]+$" help:"a port, an offset from the port that is asked for such as \"+1000\", or 0 for any free port"`
+	HostAddress HostAddress `key:"hostAddress" types:"string" pattern:"." help:"loopback, all or an address of the host"`
+	// OnConflict is only on a host.
+	OnConflict port.OnConflict `key:"onConflict" is:"onConflict" enum:"wait,next,any" help:"on a host, where the port is in use: wait until it is free, open the next free port, or any"`
+	// ProxyProtocol is only of TCP, and on an agent.
+	ProxyProtocol port.ProxyProtocol `key:"proxyProtocol" is:"proxyProtocol" enum:"v2" help:"on an agent, of TCP: tell the server the client's address by the PROXY protocol"`
 
-	// Until makes it a rule that exposes: until then it opens, at HostAddress too, what the
+	// Until is the end of a rule that exposes: until then it opens, at HostAddress too, what the
 	// other rules allow. Only run-time rules of a host do. Zero for all other rules.
 	Until time.Time
 }
@@ -42,25 +44,19 @@ func (r Rule) Exposes() bool { return !r.Until.IsZero() }
 // MaxExposure is the longest time for which a rule exposes.
 const MaxExposure = 7 * 24 * time.Hour
 
-// InEffect reports whether the rule counts at a time. One that exposes does not after its
-// end; nor if its end is too far away, because then the clock is wrong.
-func (r Rule) InEffect(now time.Time) bool {
-	left := r.Until.Sub(now.Round(0)) // by the wall clock: the system may have been suspended
-	return !r.Exposes() || left > 0 && left <= MaxExposure
-}
-
 // Match selects the publications that a rule is about. A field that is empty matches
 // all; a field with several values matches any of them.
 type Match struct {
-	Protocol  port.Protocol // 0 is any
-	Ports     []PortRange   // guest ports
-	Addresses []AddressMatch
-	Sources   []string // of any origin: names in [Sources]; see port.Family
-	Owners    []port.OwnerKind
-	Name      string            // glob: the owner's name
-	Namespace string            // glob: the owner's namespace
-	Labels    map[string]string // all of these keys, with values that match these globs
-	Guest     string            // glob: on a host, the guest's name there, or its endpoint if it has none
+	Protocol  port.Protocol    `key:"protocol" enum:"tcp,udp,TCP,UDP" help:"of the port"` // 0 is any
+	Ports     PortRanges       `key:"ports" types:"integer,string" pattern:"^[0-9]+(-[0-9]+)?( *, *[0-9]+(-[0-9]+)?)*$" min:"1" max:"65535" some:"want at least one, or leave the key out to match all" help:"ports of the guest, and ranges of them"`
+	Addresses []AddressMatch   `key:"address" types:"string" pattern:"." some:"want at least one, or leave the key out to match all" help:"the guest's address: wildcard, loopback, an address or a CIDR prefix"`
+	Sources   []string         `key:"source" words:"socket,nat,docker,podman,containerd,kube,publish,demand" some:"want at least one, or leave the key out to match all" help:"who reported the port; kube is the Services of all clusters"` // of any origin; see port.Family
+	Owners    []port.OwnerKind `key:"owner" words:"container,service,process,unknown" some:"want at least one, or leave the key out to match all" help:"what has the port"`
+
+	Name      string            `key:"name" is:"text" help:"the owner's name; * is any text, ? one character"`
+	Namespace string            `key:"namespace" is:"text" help:"the owner's namespace; * is any text, ? one character"`
+	Labels    map[string]string `key:"labels" help:"labels that the owner has, each with a value; * is any text, ? one character"` // all of these
+	Guest     string            `key:"guest" is:"text" help:"on a host: the guest's name there, else its endpoint; * is any text, ? one character"`
 
 	// Demand is what a port was asked for by. A rule that allows such a port asks for it. Only
 	// run-time rules have it; the protocol and the port are those of the rule.
@@ -74,6 +70,16 @@ func Sources() []string {
 
 // PortRange is First to Last, both included.
 type PortRange struct{ First, Last uint16 }
+
+// PortRanges is a list of ranges, of which one text may have several.
+type PortRanges []PortRange
+
+// AppendFrom adds what ParsePorts reads.
+func (r *PortRanges) AppendFrom(text string) error {
+	ranges, err := ParsePorts(text)
+	*r = append(*r, ranges...)
+	return err
+}
 
 // ParsePorts reads "8080", "8000-8999" or several of these with commas between.
 // Ports are 1 to 65535.
@@ -110,8 +116,8 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// AddressMatch matches guest addresses. A dual-stack wildcard is matched as ::
-// and as 0.0.0.0.
+// AddressMatch matches guest addresses. What listens at both wildcards is two publications,
+// and 0.0.0.0 matches one of them.
 type AddressMatch struct {
 	wildcard, loopback bool
 	prefix             netip.Prefix
@@ -140,7 +146,7 @@ func ParseAddressMatch(s string) (AddressMatch, error) {
 		return AddressMatch{prefix: netip.PrefixFrom(a, a.BitLen())}, nil
 	}
 	return AddressMatch{}, fmt.Errorf("%q: want an address, a CIDR prefix, wildcard or loopback%s",
-		s, yamltree.Suggest(s, []string{"wildcard", "loopback"}))
+		s, words.Suggest(s, []string{"wildcard", "loopback"}))
 }
 
 // String returns what ParseAddressMatch reads.
@@ -154,6 +160,12 @@ func (m AddressMatch) String() string {
 		return m.prefix.Addr().String()
 	}
 	return m.prefix.String()
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *AddressMatch) UnmarshalText(b []byte) (err error) {
+	*m, err = ParseAddressMatch(string(b))
+	return err
 }
 
 func (m AddressMatch) contains(a netip.Addr) bool {
@@ -182,6 +194,9 @@ const (
 	offsetPort
 )
 
+// FixedPort is one port of the host, not 0.
+func FixedPort(n uint16) HostPort { return HostPort{kind: fixedPort, port: n} }
+
 // ParseHostPort reads a port ("9090"), an offset from the port that is asked for
 // ("+1000", "-1000") or "0", any free port.
 func ParseHostPort(s string) (HostPort, error) {
@@ -205,6 +220,12 @@ func (h HostPort) String() string {
 		return fmt.Sprintf("%+d", h.offset)
 	}
 	return "same"
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (h *HostPort) UnmarshalText(b []byte) (err error) {
+	*h, err = ParseHostPort(string(b))
+	return err
 }
 
 // of returns the host port for the port asked, and whether there is one.
@@ -259,19 +280,7 @@ func ParseHostAddress(s string) (HostAddress, error) {
 		return HostAddress{kind: oneAddress, addr: a.Unmap()}, nil
 	}
 	return HostAddress{}, fmt.Errorf("%q: want loopback, all or an address of the host%s",
-		s, yamltree.Suggest(s, []string{"loopback", "all"}))
-}
-
-// ParseExpose reads "loopback" or "all", the addresses for what the guest
-// listens to on every address.
-func ParseExpose(s string) (HostAddress, error) {
-	switch s {
-	case "loopback":
-		return Loopback(), nil
-	case "all":
-		return All(), nil
-	}
-	return HostAddress{}, fmt.Errorf("%q: want loopback or all%s", s, yamltree.Suggest(s, []string{"loopback", "all"}))
+		s, words.Suggest(s, []string{"loopback", "all"}))
 }
 
 // String returns what ParseHostAddress reads, and "asked" for the zero value.
@@ -285,6 +294,12 @@ func (h HostAddress) String() string {
 		return h.addr.String()
 	}
 	return "asked"
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (h *HostAddress) UnmarshalText(b []byte) (err error) {
+	*h, err = ParseHostAddress(string(b))
+	return err
 }
 
 // of returns the host address for the address asked.
@@ -320,8 +335,8 @@ func (h HostAddress) limit(asked netip.Addr) netip.Addr {
 	return port.Loopback(asked)
 }
 
-// validate checks what no single field shows.
-func (r Rule) validate() (field string, err error) {
+// Check returns what no single field shows to be wrong, by the key of the field.
+func (r Rule) Check() (key string, err error) {
 	if r.Deny && r.HostPort != (HostPort{}) {
 		return "hostPort", fmt.Errorf("%s: only a rule with action allow has a host port", r.HostPort)
 	}
@@ -333,17 +348,11 @@ func (r Rule) validate() (field string, err error) {
 	}
 	if r.ProxyProtocol != port.ProxyProtocolNone {
 		switch {
-		case r.Deny || r.Exposes():
+		case r.Deny:
 			return "proxyProtocol", fmt.Errorf("%s: only a rule with action allow connects to a server", r.ProxyProtocol)
 		case r.Match.Protocol != port.TCP:
 			return "proxyProtocol", fmt.Errorf("%s: it is spoken over TCP alone: want protocol: tcp in match", r.ProxyProtocol)
 		}
-	}
-	if r.Exposes() && (r.HostPort != (HostPort{}) || r.OnConflict != port.OnConflictUnset) {
-		return "until", errors.New("a rule that exposes changes no host port")
-	}
-	if d := r.Match.Demand; !d.IsZero() && (r.Exposes() || r.Match.Protocol != d.Protocol || !slices.Equal(r.Match.Ports, []PortRange{{d.Port, d.Port}})) {
-		return "match.demand", fmt.Errorf("%q: want protocol: %s and ports: %d beside it, and action allow or deny", d, d.Protocol, d.Port)
 	}
 	several := len(r.Match.Ports) > 1
 	for _, p := range r.Match.Ports {
@@ -359,8 +368,8 @@ func (r Rule) validate() (field string, err error) {
 		return "hostPort", fmt.Errorf(`%q: several guest ports cannot share one host port, want an offset such as "+1000"`, r.HostPort)
 	}
 	for _, s := range r.Match.Sources {
-		if !slices.Contains(Sources(), s) {
-			return "match.source", fmt.Errorf("%q: want %s%s", s, yamltree.OneOf(Sources()), yamltree.Suggest(s, Sources()))
+		if err := words.Check(s, Sources()...); err != nil {
+			return "match.source", err
 		}
 	}
 	return "", nil
@@ -379,8 +388,6 @@ func CheckSide(host bool, list []Rule) error {
 			err = fmt.Errorf("guest %q: only rules of a host name guests", r.Match.Guest)
 		case r.OnConflict != port.OnConflictUnset:
 			err = fmt.Errorf("onConflict %s: only a host opens another port: want it in a rule there", r.OnConflict)
-		case r.Exposes():
-			err = errors.New("action expose: only a host opens ports to other machines: want it in a rule there")
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", port.RuleRef{Kind: port.RuleConfigured, Number: uint32(i + 1), Name: r.Name}, err)

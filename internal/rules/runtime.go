@@ -7,57 +7,23 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// WithRuntime returns s with rules that were added while fairlead runs, in place of those
-// that it has. They are evaluated after the rules of the configuration, for what these do
+// WithRuntime returns s with the rules of requests that were made while fairlead runs, in place of
+// those that it has. They are evaluated after the rules of the configuration, for what these do
 // not deny. They lift the defaults' denials if they name the port, but no rule's, and open
 // no address that the configuration would not: what they ask for beyond it is opened on
 // the loopback. An error names the rule and the field.
 func (s *Set) WithRuntime(list []Rule) (*Set, error) {
-	compiled, err := compile(port.RuleRuntime, list)
+	compiled, err := compile(list)
 	if err != nil {
 		return nil, err
 	}
 	t := *s
 	t.runtime = compiled
 	return &t, nil
-}
-
-// Runtime returns the run-time rules, in their order.
-func (s *Set) Runtime() []Rule {
-	list := make([]Rule, len(s.runtime))
-	for i, r := range s.runtime {
-		list[i] = r.Rule
-	}
-	return list
-}
-
-// RuntimeLen is the number of run-time rules.
-func (s *Set) RuntimeLen() int { return len(s.runtime) }
-
-// InEffect returns s without the run-time rules that do not count any more, s itself if all
-// do, and when the next of them ends: the zero time if none does.
-func (s *Set) InEffect(counts func(Rule) bool) (_ *Set, next time.Time) {
-	left := make([]rule, 0, len(s.runtime))
-	for _, r := range s.runtime {
-		if !counts(r.Rule) {
-			continue
-		}
-		left = append(left, r)
-		if r.Exposes() && (next.IsZero() || r.Until.Before(next)) {
-			next = r.Until
-		}
-	}
-	if len(left) == len(s.runtime) {
-		return s, next
-	}
-	t := *s
-	t.runtime = left
-	return &t, next
 }
 
 // Demands returns what the run-time rules ask for, without repetition in their order. What a rule before it closes is asked for all the same, and denied.
@@ -103,7 +69,7 @@ func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule
 		result, decided = r.narrow(v.name(r), within), r
 		if result.Allow {
 			result.OnConflict = cmp.Or(r.OnConflict, onConflict)
-			result.ProxyProtocol = cmp.Or(r.ProxyProtocol, proxyProtocol)
+			result.ProxyProtocol = proxyProtocol
 		}
 	}
 	for _, r := range maybe {
@@ -235,9 +201,6 @@ func (r *rule) overlaps(m Match) bool {
 	return (r.Match.Protocol == 0 || r.Match.Protocol == m.Protocol) &&
 		(len(r.Match.Ports) == 0 || slices.ContainsFunc(m.Ports, func(q PortRange) bool { return InRanges(r.Match.Ports, q.First) }))
 }
-
-// Of returns the host port for the port asked, and whether there is one.
-func (h HostPort) Of(asked uint16) (uint16, bool) { return h.of(asked) }
 
 // Overlaps reports whether listeners at h and o, with one port, can exclude each other.
 func (h HostAddress) Overlaps(o HostAddress) bool {

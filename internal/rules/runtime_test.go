@@ -5,6 +5,7 @@ package rules
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ func withRuntime(t *testing.T, expose HostAddress, configured, runtime string) *
 	t.Helper()
 	s, err := New(expose, parsed(t, configured))
 	if err == nil {
-		s, err = s.WithRuntime(parsed(t, runtime))
+		s, err = s.WithRuntime(asRequested(parsed(t, runtime)))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -34,19 +35,37 @@ func withRuntime(t *testing.T, expose HostAddress, configured, runtime string) *
 	return s
 }
 
+// asRequested makes rules such as requests make. One that is called "until 12" exposes until then.
+func asRequested(list []Rule) []Rule {
+	list = slices.Clone(list)
+	for i := range list {
+		r := &list[i]
+		r.Kind = port.RuleForward
+		var hour int
+		if n, _ := fmt.Sscanf(r.Name, "until %d", &hour); n == 1 {
+			r.Kind, r.Name, r.Until = port.RuleExpose, "", time.Date(2026, 11, 21, hour, 0, 0, 0, time.UTC)
+		}
+		if r.Deny {
+			r.Kind = port.RuleDeny
+		}
+	}
+	return list
+}
+
 // short describes a decision in a few words.
 func short(d port.Decision) string {
+	rule, _, _ := strings.Cut(d.Rule.String(), " (")
 	switch {
 	case d.Pending():
-		return "pending " + d.Rule.String()
+		return "pending " + rule
 	case !d.Allow:
-		return "denied " + d.Rule.String()
+		return "denied " + rule
 	}
 	var at []string
 	for _, a := range d.Host {
 		at = append(at, a.String())
 	}
-	return strings.Join(at, " ") + " " + d.Rule.String()
+	return strings.Join(at, " ") + " " + rule
 }
 
 func TestRuntimeRulesDecideAfterTheConfiguration(t *testing.T) {
@@ -179,10 +198,10 @@ func TestExposed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const until = "action: expose, until: '2026-11-21T12:00:00Z'"
+	const until = "action: allow, name: until 12"
 	all := "{match: {ports: 80}, hostAddress: all, " + until + "}"
 	one := "{match: {ports: 80}, hostAddress: 192.0.2.1, " + until + "}"
-	dev := "{match: {ports: 80, guest: dev}, hostAddress: 192.0.2.1, action: expose, until: '2026-11-21T13:00:00Z'}"
+	dev := "{match: {ports: 80, guest: dev}, hostAddress: 192.0.2.1, action: allow, name: until 13}"
 	other := "{match: {ports: 80}, hostAddress: 192.0.2.2, " + until + "}"
 	for name, c := range map[string]struct {
 		bind                HostAddress
@@ -253,31 +272,6 @@ func TestMayExpose(t *testing.T) {
 	}
 }
 
-// A rule that exposes counts until its end, and not if the clock is wrong.
-func TestInEffect(t *testing.T) {
-	until := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	s := withRuntime(t, Asked(), "", "{action: deny}, {match: {ports: 80}, action: expose, until: '2026-11-21T12:00:00Z'}")
-	for now, want := range map[time.Time]int{
-		until.Add(-time.Second): 2, until: 1, until.Add(time.Hour): 1, until.Add(-MaxExposure): 2, time.Unix(0, 0): 1,
-	} {
-		left, next := s.InEffect(func(r Rule) bool { return r.InEffect(now) })
-		if len(left.runtime) != want || (want == 2) != next.Equal(until) || (left == s) != (want == 2) {
-			t.Errorf("%s: %d rules, next %s", now, len(left.runtime), next)
-		}
-	}
-}
-
-func TestRulesThatExposeAreNoneOfTheConfiguration(t *testing.T) {
-	if _, err := New(Asked(), parsed(t, "{action: expose, until: '2026-11-21T12:00:00Z'}")); err == nil || !strings.Contains(err.Error(), "want allow or deny") {
-		t.Errorf("%v", err)
-	}
-	for _, text := range []string{"action: expose", "action: allow, until: '2026-11-21T12:00:00Z'", "action: expose, until: '12:00'", "action: expose, until: '2026-11-21T12:00:00Z', hostPort: 1"} {
-		if _, err := Parse("rules", []byte("rules: [{"+text+"}]")); err == nil {
-			t.Errorf("%s is accepted", text)
-		}
-	}
-}
-
 // demanded is a port of a container that was asked for.
 func demanded(address string, n uint16, texts ...string) port.Publication {
 	p := port.Publication{
@@ -293,10 +287,8 @@ func demanded(address string, n uint16, texts ...string) port.Publication {
 // What was asked for by name gets the host port of its own rule, and the configuration's
 // denials win, whatever they match by.
 func TestDemand(t *testing.T) {
-	const runtime = `rules:
-  - {name: mine, match: {protocol: tcp, ports: 80, demand: "web:80/tcp"}, action: allow, hostPort: 8080}
-  - {name: plain, match: {protocol: tcp, ports: 80}, action: allow, hostPort: 8081}
-`
+	plain := Rule{Kind: port.RuleForward, Match: Match{Protocol: port.TCP, Ports: []PortRange{{80, 80}}}, HostPort: FixedPort(8081)}
+	runtime := []Rule{asking(t, "web:80/tcp", 8080), plain}
 	asked, other := demanded("172.17.0.2", 80, "shop/web:80/tcp", "web:80/tcp"), demanded("172.17.0.2", 80, "api:80/tcp")
 	for _, c := range []struct{ config, asked, other string }{
 		{"rules: []", "127.0.0.1:8080", "127.0.0.1:8081"},
@@ -315,11 +307,7 @@ func TestDemand(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := Parse("runtime", []byte(runtime))
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := base.WithRuntime(list.Rules)
+		s, err := base.WithRuntime(runtime)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -342,17 +330,20 @@ func TestDemand(t *testing.T) {
 	}
 }
 
-func TestDemands(t *testing.T) {
-	list, err := Parse("runtime", []byte(`rules:
-  - {match: {protocol: tcp, ports: 1, demand: "a:1"}, action: allow}
-  - {match: {protocol: udp, ports: 2, demand: "b:2/udp"}, action: allow}
-  - {match: {protocol: udp, ports: 2, demand: "b:2/udp"}, action: allow, hostPort: 3}
-  - {match: {protocol: tcp, ports: 4, demand: "c:4"}, action: deny}
-`))
+// asking returns the rule of a forward of what is asked for by name.
+func asking(t *testing.T, demand string, to uint16) Rule {
+	t.Helper()
+	d, err := port.ParseDemand(demand)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := Empty(Asked()).WithRuntime(list.Rules)
+	return Rule{Kind: port.RuleForward, Match: Match{Protocol: d.Protocol, Ports: []PortRange{{d.Port, d.Port}}, Demand: d}, HostPort: FixedPort(to)}
+}
+
+func TestDemands(t *testing.T) {
+	denied := asking(t, "c:4", 4)
+	denied.Deny, denied.HostPort = true, HostPort{}
+	s, err := Empty(Asked()).WithRuntime([]Rule{asking(t, "a:1", 1), asking(t, "b:2/udp", 2), asking(t, "b:2/udp", 3), denied})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,21 +352,14 @@ func TestDemands(t *testing.T) {
 	}
 }
 
-func TestDemandIsOfRuntimeRules(t *testing.T) {
+// What only requests do is no key of a rule in a file.
+func TestOnlyRequestsExposeAndAskByName(t *testing.T) {
 	for text, want := range map[string]string{
-		`{match: {protocol: tcp, ports: 80, demand: "web:80"}, action: allow}`:                                 "only `fairlead forward add` adds such rules",
-		`{match: {protocol: tcp, ports: 81, demand: "web:80"}, action: allow}`:                                 "want protocol: tcp and ports: 80 beside it",
-		`{match: {ports: 80, demand: "web:80"}, action: allow}`:                                                "want protocol: tcp and ports: 80 beside it",
-		`{match: {demand: "web"}, action: allow}`:                                                              "no port",
-		`{match: {protocol: tcp, ports: 80, demand: "web:80"}, action: expose, until: "2026-11-21T12:00:00Z"}`: "want protocol: tcp and ports: 80 beside it, and action allow or deny",
-		`{match: {protocol: tcp, ports: [80, 80], demand: "web:80"}, action: allow}`:                           "want protocol: tcp and ports: 80 beside it",
-		`{match: {protocol: tcp, ports: 80, demand: ["web:80"]}, action: allow}`:                               "demand",
+		`{match: {protocol: tcp, ports: 80, demand: "web:80"}, action: allow}`: `unknown key "demand"`,
+		`{action: allow, until: 2026-11-21T12:00:00Z}`:                         `unknown key "until"`,
+		`{action: expose}`: `"expose": want allow or deny`,
 	} {
-		file, err := Parse("rules", []byte("rules: ["+text+"]"))
-		if err == nil {
-			_, err = New(Loopback(), file.Rules)
-		}
-		if err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Parse("rules", []byte("rules: ["+text+"]")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
@@ -410,11 +394,7 @@ func TestProxyProtocol(t *testing.T) {
 	if untold.Decision.ProxyProtocol = port.ProxyProtocolNone; told.Equal(untold) {
 		t.Error("a port whose server is told is equal to one whose server is not")
 	}
-	to, err := ParseHostPort("2525")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s, err = s.WithRuntime([]Rule{{Match: Match{Protocol: port.TCP, Ports: []PortRange{{25, 25}}}, HostPort: to}}); err != nil {
+	if s, err = s.WithRuntime([]Rule{{Kind: port.RuleForward, Match: Match{Protocol: port.TCP, Ports: []PortRange{{25, 25}}}, HostPort: FixedPort(2525)}}); err != nil {
 		t.Fatal(err)
 	}
 	check("with a forward")

@@ -36,27 +36,19 @@ type label struct{ key, glob string }
 // Loopback or All (Asked means Loopback); on the host also Asked, which leaves
 // it to the agent, or one address. An error names the rule and the field.
 func New(expose HostAddress, list []Rule) (*Set, error) {
-	compiled, err := compile(port.RuleConfigured, list)
+	compiled, err := compile(list)
 	if err != nil {
 		return nil, err
-	}
-	for i := range compiled {
-		if compiled[i].Exposes() {
-			return nil, fmt.Errorf("%s: action expose: want allow or deny; only `fairlead expose` adds such rules", compiled[i].ref)
-		}
-		if !compiled[i].Match.Demand.IsZero() {
-			return nil, fmt.Errorf("%s: match.demand: only `fairlead forward add` adds such rules; match by source: demand, owner or ports", compiled[i].ref)
-		}
 	}
 	return &Set{expose: expose, rules: compiled}, nil
 }
 
-// compile makes rules of a kind ready.
-func compile(kind port.RuleKind, list []Rule) ([]rule, error) {
+// compile makes rules ready.
+func compile(list []Rule) ([]rule, error) {
 	compiled := make([]rule, len(list))
 	for i, r := range list {
-		ref := port.RuleRef{Kind: kind, Number: uint32(i + 1), Name: r.Name}
-		if field, err := r.validate(); err != nil {
+		ref := port.RuleRef{Kind: cmp.Or(r.Kind, port.RuleConfigured), Number: uint32(i + 1), Name: r.Name}
+		if field, err := r.Check(); err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", ref, field, err)
 		}
 		r.Match.Ports = slices.Clone(r.Match.Ports)
@@ -377,21 +369,11 @@ func (r *rule) decide(ref port.RuleRef, addrs []netip.AddrPort) port.Decision {
 
 // agentAddresses is what the agent asks for unless a rule has more.
 func (s *Set) agentAddresses(p *port.Publication) []netip.AddrPort {
-	n := 1 // no room to spare: the addresses are kept for as long as the port is there
-	if p.DualStack {
-		n = 2
-	}
-	addrs := make([]netip.AddrPort, 0, n)
-	if p.DualStack {
-		addrs = append(addrs, netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p.Port))
-	}
-	addrs = append(addrs, netip.AddrPortFrom(port.Loopback(p.Address), p.Port))
+	at := port.Loopback(p.Address)
 	if port.IsWildcard(p.Address) {
-		for i, a := range addrs {
-			addrs[i] = netip.AddrPortFrom(s.expose.of(a.Addr()), p.Port)
-		}
+		at = s.expose.of(at)
 	}
-	return unique(addrs)
+	return []netip.AddrPort{netip.AddrPortFrom(at, p.Port)}
 }
 
 // hostAddresses is where the host opens p unless a rule has more.
@@ -482,12 +464,7 @@ func InRanges(ranges []PortRange, n uint16) bool {
 }
 
 func (m *Match) hasAddress(p *port.Publication) bool {
-	for _, a := range m.Addresses {
-		if a.contains(p.Address) || p.DualStack && a.contains(netip.IPv4Unspecified()) {
-			return true
-		}
-	}
-	return len(m.Addresses) == 0
+	return len(m.Addresses) == 0 || m.names(p.Address)
 }
 
 func (m *Match) hasSource(p *port.Publication) bool {

@@ -25,6 +25,40 @@ func (s *Set) Unreachable() (list []string) {
 	return list
 }
 
+// OneFamily describes the rules that deny one wildcard and leave the other open: what listens at
+// both is reached over the other family.
+func (s *Set) OneFamily() (list []string) {
+	for i := range s.rules {
+		r := &s.rules[i]
+		four, six := r.Match.names(netip.IPv4Unspecified()), r.Match.names(netip.IPv6Unspecified())
+		if !r.Deny || four == six {
+			continue
+		}
+		denied, open := "0.0.0.0", "[::]"
+		if six {
+			denied, open = open, denied
+		}
+		other := *r
+		other.Match.Addresses = []AddressMatch{{prefix: wildcardPrefix(!four)}}
+		if !slices.ContainsFunc(s.rules, func(d rule) bool { return d.Deny && d.covers(&other) }) {
+			list = append(list, fmt.Sprintf("%s denies %s alone: a server of both families stays open at %s", r.ref, denied, open))
+		}
+	}
+	return list
+}
+
+// names reports whether the addresses of a rule have one.
+func (m *Match) names(a netip.Addr) bool {
+	return slices.ContainsFunc(m.Addresses, func(n AddressMatch) bool { return n.contains(a) })
+}
+
+func wildcardPrefix(is4 bool) netip.Prefix {
+	if is4 {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 32)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 128)
+}
+
 // covers reports whether r decides about everything that o matches.
 func (r *rule) covers(o *rule) bool {
 	a, b := &r.Match, &o.Match
@@ -63,7 +97,9 @@ func (m AddressMatch) covers(o AddressMatch) bool {
 	switch {
 	case m == o:
 		return true
-	case m.wildcard || o.wildcard || o.loopback:
+	case m.wildcard:
+		return o.prefix.IsSingleIP() && o.prefix.Addr().IsUnspecified()
+	case o.wildcard || o.loopback:
 		return false
 	case m.loopback:
 		return netip.MustParsePrefix("127.0.0.0/8").Overlaps(o.prefix) && o.prefix.Bits() >= 8 || o.prefix == netip.MustParsePrefix("::1/128")

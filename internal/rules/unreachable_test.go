@@ -45,3 +45,31 @@ func TestUnreachable(t *testing.T) {
 		}
 	}
 }
+
+// A denial of one wildcard alone leaves a server of both families open at the other.
+func TestDenialOfOneFamily(t *testing.T) {
+	for list, want := range map[string]string{
+		"{action: deny, match: {address: 0.0.0.0}}":           "rule 1 denies 0.0.0.0 alone: a server of both families stays open at [::]",
+		"{action: deny, match: {address: '::/0', ports: 80}}": "rule 1 denies [::] alone: a server of both families stays open at 0.0.0.0",
+		"{action: deny, match: {address: wildcard}}":          "",
+		"{action: deny, match: {address: [0.0.0.0, '::']}}":   "",
+		"{action: deny, match: {address: 10.0.0.0/8}}":        "",
+		"{action: deny, match: {ports: 80}}":                  "",
+		"{action: allow, match: {address: 0.0.0.0}}":          "",
+		"{action: deny, match: {address: 0.0.0.0, ports: 80}}\n- {action: deny, match: {address: wildcard, ports: 70-90}}":          "",
+		"{action: deny, match: {address: 0.0.0.0, ports: 80}}\n- {action: deny, match: {address: '::', ports: 80, owner: process}}": "rule 1 denies 0.0.0.0 alone: a server of both families stays open at [::]",
+	} {
+		f, err := Parse("r", []byte("rules:\n- "+list+"\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := New(Loopback(), f.Rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := s.OneFamily()
+		if len(got) == 0 && want != "" || len(got) > 0 && got[0] != want {
+			t.Errorf("%s: %q, want %q", list, got, want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ package rules
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -66,6 +67,27 @@ func TestParseErrors(t *testing.T) {
 		if strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: more than one line: %q", tt.yaml, err)
 		}
+	}
+}
+
+// Each mistake of a rule is reported.
+func TestParseReportsAllMistakes(t *testing.T) {
+	_, err := Parse("r.yaml", []byte("rules:\n- acton: deny\n  match: {ports: 0, owner: pod}\n  hostPort: x\n- {}\n"))
+	want := `r.yaml:2:3: rules[0]: unknown key "acton" (did you mean "action"?)
+r.yaml:3:18: rules[0].match.ports: "0": want a port (8080) or a range (8000-8999), from 1 to 65535
+r.yaml:3:28: rules[0].match.owner: "pod": want container, service, process or unknown
+r.yaml:4:13: rules[0].hostPort: "x": want a port up to 65535, an offset such as "+1000", or 0 for any free port
+r.yaml:5:3: rules[1]: no action: want action: allow or action: deny`
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v\nwant %s", err, want)
+	}
+}
+
+// The sources that a rule may name are those that there are.
+func TestSourcesOfMatches(t *testing.T) {
+	field, _ := reflect.TypeFor[Match]().FieldByName("Sources")
+	if got := field.Tag.Get("words"); got != strings.Join(Sources(), ",") {
+		t.Errorf("%s, want %s", got, Sources())
 	}
 }
 

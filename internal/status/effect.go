@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 // guestID returns what rules call the guest that is shown by a name. Another name is its own.
@@ -41,8 +41,7 @@ func (s *Server) ofGuest(q forwards.Request) (forwards.Request, error) {
 		slices.Contains([]forwards.Op{forwards.Remove, forwards.Hide}, q.Op) {
 		return q, nil
 	}
-	list, _ := s.o.Forwards.List() // without it nothing is undone
-	if slices.ContainsFunc(list, func(r rules.Rule) bool { undo, ok := forwards.Undo(r); return ok && undo == q }) {
+	if slices.ContainsFunc(s.o.Forwards.List(), func(e forwards.Entry) bool { return e.Undo() == q }) {
 		return q, nil
 	}
 	var known []string
@@ -50,16 +49,16 @@ func (s *Server) ofGuest(q forwards.Request) (forwards.Request, error) {
 	for _, p := range guests {
 		known = append(known, names[p.id()])
 	}
-	return q, fmt.Errorf("no guest is called %q%s: want %s", q.Guest, yamltree.Suggest(q.Guest, known), yamltree.OneOf(known))
+	return q, fmt.Errorf("no guest is called %q%s: want %s", q.Guest, words.Suggest(q.Guest, known), words.OneOf(known))
 }
 
-// named reports whether a rule is about the row.
+// named reports whether a request is about the row.
 func (p Publication) named(m *rules.Match) bool {
 	if p.Waits != "" {
 		return false
 	}
 	about := port.Publication{
-		Key: p.Key(), DualStack: p.DualStack,
+		Key:   p.Key(),
 		Owner: port.Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels},
 	}
 	for _, o := range p.Origins {
@@ -71,7 +70,7 @@ func (p Publication) named(m *rules.Match) bool {
 	return m.Matches(p.Guest, &about)
 }
 
-// namedBy returns the rows that a rule is about. What a guest publishes again is in the list as
+// namedBy returns the rows that a request is about. What a guest publishes again is in the list as
 // unpublished for a moment more, and is left out as such.
 func namedBy(m *rules.Match, ports []Publication) (named []Publication) {
 	type id struct {
@@ -88,28 +87,17 @@ func namedBy(m *rules.Match, ports []Publication) (named []Publication) {
 	return slices.DeleteFunc(named, func(p Publication) bool { return p.Unpublished && published[id{p.Guest, p.Key()}] })
 }
 
-// describeRule describes a rule and the ports that it is about.
-func describeRule(r rules.Rule, ports []Publication) ForwardRule {
-	f := ForwardRule{
-		Name: r.Name, Action: "allow", HostPort: r.HostPort.String(), HostAddress: r.HostAddress.String(), Guest: r.Match.Guest,
-		HostAddresses: []netip.AddrPort{}, Demand: r.Match.Demand.String(),
-	}
-	if q, ok := forwards.Undo(r); ok {
-		f.Undo = &q
-	}
-	named := namedBy(&r.Match, ports)
+// requested describes a request and the ports that it is about.
+func requested(e forwards.Entry, ports []Publication) Requested {
+	f := Requested{Request: e.Request, Undo: e.Undo(), Until: e.Until, HostAddresses: []netip.AddrPort{}}
+	match := e.Match()
+	named := namedBy(&match, ports)
 	f.Ports = len(named)
-	switch {
-	case r.Deny:
-		f.Action, f.State = "deny", port.Denied.String()
+	if e.Op == forwards.Deny {
+		f.State = port.Denied.String()
 		if len(named) == 0 {
 			f.because(port.Because(port.ClosesNothing))
 		}
-		return f
-	case r.Exposes():
-		f.Action, f.Until = "expose", r.Until
-	}
-	if len(r.Match.Ports) == 0 {
 		return f
 	}
 	f.State = port.Pending.String()
@@ -119,7 +107,7 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 		if i == 0 || p.State > best {
 			best = p.State
 			f.State, f.Reason, f.Code = p.shownState(), p.Reason+p.inGuest(), p.Code
-			if r.Exposes() {
+			if e.Op == forwards.Expose {
 				f.State, f.Reason, f.Code = exposure(p)
 			}
 		}
@@ -128,16 +116,11 @@ func describeRule(r rules.Rule, ports []Publication) ForwardRule {
 				f.HostAddresses = append(f.HostAddresses, a)
 			}
 		}
-		if !r.Exposes() && p.narrower(r.HostAddress) {
-			f.Note = fmt.Sprintf("narrower than --bind %s, as neither the configuration nor the agent opens more", r.HostAddress)
+		if at := e.HostAddress(); e.Op != forwards.Expose && p.narrower(at) {
+			f.Note = fmt.Sprintf("narrower than --bind %s, as neither the configuration nor the agent opens more", at)
 		}
 	}
 	return f
-}
-
-// joined puts notes into one; empty ones are left out.
-func joined(notes ...string) string {
-	return strings.Join(slices.DeleteFunc(notes, func(s string) bool { return s == "" }), "; ")
 }
 
 // narrower reports whether the port is open, and at narrower addresses than at.
@@ -166,21 +149,22 @@ func exposure(p Publication) (state, reason string, code port.Code) {
 }
 
 // because sets the reason of the state.
-func (f *ForwardRule) because(r port.Reason) { f.Reason, f.Code = r.String(), r.Code() }
+func (f *Requested) because(r port.Reason) { f.Reason, f.Code = r.String(), r.Code() }
 
-// explainDemand says why a port that a rule asks for by name is not there.
-func (s *Server) explainDemand(f *ForwardRule, r rules.Rule) {
-	if f.Ports > 0 || r.Deny || r.Match.Demand.IsZero() {
+// explainDemand says why a port that is asked for by name is not there.
+func (s *Server) explainDemand(f *Requested) {
+	d := f.Request.Match().Demand
+	if f.Ports > 0 || f.Request.Op == forwards.Deny || d.IsZero() {
 		return
 	}
-	if d := r.Match.Demand; s.o.Demands != nil {
+	if s.o.Demands != nil {
 		f.because(cmp.Or(s.o.Demands(d), port.Because(port.LookedFor)))
 	} else { // on a host
-		f.because(port.Because(port.GuestLacks, d.String(), forwards.Request{Op: forwards.Add, Demand: d.String()}.Command()))
+		f.because(port.Because(port.GuestLacks, d.String(), forwards.Request{Op: forwards.Forward, Demand: d.String()}.Command()))
 	}
 }
 
-// exposedUntil returns until when the ports that a rule names are exposed, by whatever rule;
+// exposedUntil returns until when the ports that are selected are exposed, by whatever request;
 // zero if none is.
 func exposedUntil(ports []Publication, match rules.Match) (until time.Time) {
 	for _, p := range ports {

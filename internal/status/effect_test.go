@@ -4,11 +4,14 @@ package status
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
-	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,27 +47,23 @@ func newHostOf(t *testing.T, ports ...Publication) *hostOf {
 
 // do makes a change as a request over the control socket does, and returns the rule that it
 // added, if it added one.
-func (h *hostOf) do(t *testing.T, q forwards.Request) (ForwardRule, ForwardChange, error) {
+func (h *hostOf) do(t *testing.T, q forwards.Request) (Requested, ForwardChange, error) {
 	t.Helper()
 	q, err := h.ofGuest(q)
 	if err != nil {
-		return ForwardRule{}, ForwardChange{}, err
+		return Requested{}, ForwardChange{}, err
 	}
 	done, err := h.o.Forwards.Do(q)
 	if err != nil {
-		return ForwardRule{}, ForwardChange{}, err
+		return Requested{}, ForwardChange{}, err
 	}
-	f, err := h.forwards()
-	if err != nil {
-		t.Fatal(err)
-	}
-	v := ForwardChange{Result: done, Forwards: f}
-	for _, r := range f.Rules {
-		if len(done.Added) > 0 && r.Name == done.Added[0] {
+	v := ForwardChange{Result: done, Forwards: h.forwards()}
+	for _, r := range v.Requests {
+		if len(done.Added) > 0 && r.Request == done.Added[0] {
 			return r, v, nil
 		}
 	}
-	return ForwardRule{}, v, nil
+	return Requested{}, v, nil
 }
 
 func open(n, at uint16) Publication {
@@ -87,7 +86,7 @@ func TestShownNamesSelectGuests(t *testing.T) {
 	h := newHostOf(t, open(9229, 9229))
 	for _, guest := range []string{"vm", vmID} {
 		r, _, err := h.do(t, request8080(forwards.Deny, 9229, guest))
-		if err != nil || r.Guest != vmID || r.Ports != 1 || r.Reason != "" {
+		if err != nil || r.Request.Guest != vmID || r.Ports != 1 || r.Reason != "" {
 			t.Errorf("deny --guest %s: %+v, %v", guest, r, err)
 		}
 		if _, v, err := h.do(t, request8080(forwards.Allow, 9229, "vm")); err != nil || len(v.Removed) != 1 {
@@ -101,15 +100,47 @@ func TestShownNamesSelectGuests(t *testing.T) {
 	}
 }
 
+// A port that a rule still denies after a request to allow it is said to be closed.
+func TestAllowedPortThatIsStillDenied(t *testing.T) { synctest.Test(t, allowedPortThatIsStillDenied) }
+
+func allowedPortThatIsStillDenied(t *testing.T) {
+	denied := open(8080, 8080)
+	denied.State, denied.HostAddresses = port.Denied, nil
+	rule := port.RuleRef{Kind: port.RuleDeny, OnHost: true, Number: 2, Name: "owner web"}
+	denied.Because(rule.Because(port.DeniedByRule))
+	inGuest := denied
+	inGuest.Unpublished = true
+	withheld := denied
+	withheld.Because(port.Because(port.Unlistened))
+	for want, ports := range map[string][]Publication{
+		"denied by host runtime rule 2 (deny owner web)":             {denied},
+		"denied by host runtime rule 2 (deny owner web) in guest vm": {inGuest},
+		"": {denied, open(8080, 8080), withheld},
+	} {
+		h := newHostOf(t, ports...)
+		if _, _, err := h.do(t, request8080(forwards.Deny, 8080, "")); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 { // undo the denial, allow the port, and then there is nothing to change
+			w := httptest.NewRecorder()
+			h.changeForwards(w, httptest.NewRequest(http.MethodPost, "/v1/forwards", strings.NewReader(`{"op":"allow","protocol":"tcp","port":8080}`)))
+			var v ForwardChange
+			if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || len(v.Added) == 0 && v.Closed != want || len(v.Added) > 0 && v.Closed != "" {
+				t.Errorf("%s: closed %q, want %q", w.Body, v.Closed, want)
+			}
+		}
+	}
+}
+
 // A guest that a host does not have is refused, unless something is undone.
 func TestUnknownGuests(t *testing.T) {
 	h := newHostOf(t, open(8080, 8080))
-	for _, op := range []forwards.Op{forwards.Add, forwards.Deny, forwards.Allow} {
+	for _, op := range []forwards.Op{forwards.Forward, forwards.Deny, forwards.Allow} {
 		_, _, err := h.do(t, request8080(op, 8080, "biuld"))
 		if err == nil || err.Error() != `no guest is called "biuld" (did you mean "build"?): want vm or build` {
 			t.Errorf("%s: %v", op, err)
 		}
-		if list, _ := h.o.Forwards.List(); len(list) > 0 {
+		if list := h.o.Forwards.List(); len(list) > 0 {
 			t.Errorf("%s: %+v", op, list)
 		}
 	}
@@ -117,7 +148,7 @@ func TestUnknownGuests(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	// The guest was known when these were added.
-	for _, q := range []forwards.Request{request8080(forwards.Deny, 1, "old"), request8080(forwards.Add, 1, "old")} {
+	for _, q := range []forwards.Request{request8080(forwards.Deny, 1, "old"), request8080(forwards.Forward, 1, "old")} {
 		if _, err := h.o.Forwards.Do(q); err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +169,7 @@ func TestRulesWithoutPorts(t *testing.T) {
 		reason string
 	}{
 		{forwards.Deny, 8080, ""}, {forwards.Deny, 18080, "closes nothing now"},
-		{forwards.Allow, 18081, notServed}, {forwards.Add, 18080, notServed},
+		{forwards.Allow, 18081, notServed}, {forwards.Forward, 18080, notServed},
 	} {
 		r, _, err := h.do(t, request8080(c.op, c.port, ""))
 		if err != nil || r.Reason != c.reason || (r.Ports > 0) != (c.reason == "") {
@@ -154,7 +185,7 @@ func TestRulesWithoutPorts(t *testing.T) {
 func TestWhatRemainsClosed(t *testing.T) {
 	closed := open(8080, 8080)
 	closed.State, closed.HostAddresses = port.Denied, nil
-	closed.Because(port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny all", OnHost: true}.Because(port.DeniedByRule))
+	closed.Because(port.RuleRef{Kind: port.RuleDeny, Number: 1, Name: "all", OnHost: true}.Because(port.DeniedByRule))
 	h := newHostOf(t, closed)
 	r, _, err := h.do(t, request8080(forwards.Allow, 8080, ""))
 	if err != nil || r.State != "denied" || r.Reason != closed.Reason || r.Note != "" {
@@ -164,31 +195,27 @@ func TestWhatRemainsClosed(t *testing.T) {
 	closed.Unpublished = true
 	closed.Because(port.RuleRef{Kind: port.RuleConfigured, Number: 1}.Because(port.DeniedByRule))
 	h.ports = []Publication{closed, open(8080, 8080)} // the guest has just published it again
-	if f, err := h.forwards(); err != nil || f.Rules[0].State != "active" || f.Rules[0].Note != "" || f.Rules[0].Ports != 1 {
-		t.Errorf("%+v, %v", f, err)
+	if f := h.forwards(); f.Requests[0].State != "active" || f.Requests[0].Note != "" || f.Requests[0].Ports != 1 {
+		t.Errorf("%+v", f)
 	}
 	h.ports = []Publication{closed}
-	if f, err := h.forwards(); err != nil || f.Rules[0].State != "denied" || f.Rules[0].Reason != "denied by rule 1 in guest vm" {
-		t.Errorf("%+v, %v", f, err)
+	if f := h.forwards(); f.Requests[0].State != "denied" || f.Requests[0].Reason != "denied by rule 1 in guest vm" {
+		t.Errorf("%+v", f)
 	}
 }
 
-// A rule that was written by hand names the ports that all its fields match.
-func TestPortsOfRulesByHand(t *testing.T) {
+// A request names the ports that all its fields match.
+func TestPortsOfRequests(t *testing.T) {
 	web := open(8080, 8080)
-	web.Owner, web.Origins, web.Demands = Owner{Kind: port.OwnerContainer, Name: "web", Labels: map[string]string{"tier": "front"}}, []Origin{{Source: "docker"}}, []string{"web:8080/tcp"}
+	web.Owner, web.Origins, web.Demands = Owner{Kind: port.OwnerContainer, Name: "web"}, []Origin{{Source: "docker"}}, []string{"web:8080/tcp"}
 	ports := []Publication{web, open(8080, 8081), DescribeWaiting(port.Demand{Slot: port.Slot{Protocol: port.TCP, Port: 8080}, Name: "db"}, port.Because(port.NotServedYet), web.Since)}
-	for yaml, want := range map[string]int{
-		"match: {ports: 8080}": 2, "match: {owner: container}": 1, "match: {name: 'w*'}": 1, "match: {labels: {tier: front}}": 1, "match: {labels: {tier: back}}": 0,
-		"match: {source: docker}": 1, "match: {address: loopback}": 0, "match: {protocol: udp}": 0, "match: {guest: 'vsock:*'}": 2, "match: {guest: vm}": 0,
-		"match: {protocol: tcp, ports: 8080, demand: 'web:8080'}": 1,
+	for q, want := range map[forwards.Request]int{
+		{Protocol: port.TCP, Port: 8080}: 2, {Protocol: port.UDP, Port: 8080}: 0, {Owner: "w*"}: 1, {All: true}: 2, {All: true, Guest: "vsock:*"}: 2,
+		{All: true, Guest: "vm"}: 0, {Demand: "web:8080/tcp"}: 1, {Demand: "web:8081/tcp"}: 0,
 	} {
-		list, err := forwards.Parse("file", []byte("rules: [{"+yaml+", action: deny}]"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if f := describeRule(list[0], ports); f.Ports != want {
-			t.Errorf("%s: %d ports, want %d", yaml, f.Ports, want)
+		q.Op = forwards.Deny
+		if f := requested(forwards.Entry{Request: q}, ports); f.Ports != want {
+			t.Errorf("%s: %d ports, want %d", q, f.Ports, want)
 		}
 	}
 }
@@ -206,8 +233,8 @@ func TestNarrowerThanBind(t *testing.T) {
 		p := open(8080, 8080)
 		p.HostAddresses = []netip.AddrPort{netip.MustParseAddrPort(c.at)}
 		h := newHostOf(t, p)
-		h.o.Forwards = forwards.NewStore(filepath.Join(t.TempDir(), "forwards.yaml"), rules.Empty(rules.Asked()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
-		q := request8080(forwards.Add, 8080, "vm")
+		h.o.Forwards = forwards.NewStore(filepath.Join(t.TempDir(), "forwards.json"), rules.Empty(rules.Asked()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+		q := request8080(forwards.Forward, 8080, "vm")
 		q.Bind = c.bind
 		want := ""
 		if c.narrower {
@@ -224,26 +251,8 @@ func TestSeveralExposures(t *testing.T) {
 	first, last := time.Unix(60, 0), time.Unix(3600, 0)
 	ports := []Publication{open(8080, 8080), open(8080, 8081), open(8080, 8082), open(9090, 9090)}
 	ports[0].ExposedUntil, ports[1].ExposedUntil, ports[3].ExposedUntil = last, first, last.Add(time.Hour)
-	if until := exposedUntil(ports, matchOf(request8080(forwards.Expose, 8080, ""))); !until.Equal(last) {
+	if until := exposedUntil(ports, request8080(forwards.Expose, 8080, "").Match()); !until.Equal(last) {
 		t.Errorf("exposed until %s, want %s", until, last)
-	}
-}
-
-// A rule of the file that is not in effect has no state but the reason.
-func TestRulesNotInEffect(t *testing.T) {
-	h := newHostOf(t, open(8080, 8080))
-	if err := os.WriteFile(h.o.Forwards.Path(), []byte("rules:\n- {match: {ports: 8080}, action: deny}\n- {match: {ports: 8080}, action: allow}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	h.o.Forwards.Refuse(errors.New("host.yaml:1:1: wrong"))
-	f, err := h.forwards()
-	if err != nil || len(f.Rules) != 2 {
-		t.Fatalf("%+v, %v", f, err)
-	}
-	for _, r := range f.Rules {
-		if r.State != "" || r.Reason != "not in effect, because the configuration was refused: host.yaml:1:1: wrong" || len(r.HostAddresses) > 0 || r.Note != "" {
-			t.Errorf("%+v", r)
-		}
 	}
 }
 
@@ -297,7 +306,7 @@ func TestAwaitOpened(t *testing.T) {
 // exposes the port for longer.
 func TestAwaitExposedByItsOwnRule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := forwards.NewStore(filepath.Join(t.TempDir(), "forwards.yaml"), rules.Empty(rules.Asked()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+		store := forwards.NewStore(filepath.Join(t.TempDir(), "forwards.json"), rules.Empty(rules.Asked()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
 		first, second := request8080(forwards.Expose, 8080, ""), request8080(forwards.Expose, 8080, vmID)
 		first.Bind, first.Seconds = "192.0.2.1", 3600
 		for _, q := range []forwards.Request{first, second} {
@@ -305,9 +314,9 @@ func TestAwaitExposedByItsOwnRule(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		list, err := store.List()
-		if err != nil || len(list) != 2 {
-			t.Fatalf("%+v, %v", list, err)
+		list := store.List()
+		if len(list) != 2 || list[0].Request != first {
+			t.Fatalf("%+v", list)
 		}
 		begun, narrow, wide := time.Now(), open(8080, 8080), open(8080, 8080)
 		narrow.HostAddresses = append(narrow.HostAddresses, netip.MustParseAddrPort("192.0.2.1:8080"))

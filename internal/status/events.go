@@ -218,17 +218,10 @@ func (s *stream) sendRules() error {
 	now := s.forwards.Generation()
 	s.mu.Lock()
 	known := s.rules != nil && *s.rules == now
+	s.rules = &now
 	s.mu.Unlock()
 	if known {
 		return nil
 	}
-	f, err := forwardsOf(s.forwards, nil, nil)
-	readable := err == nil // else the reload of the configuration reports it, and this is tried again
-	if !readable {
-		return nil
-	}
-	s.mu.Lock()
-	s.rules = &now
-	s.mu.Unlock()
-	return s.send("forwards", f)
+	return s.send("forwards", forwardsOf(s.forwards, nil))
 }

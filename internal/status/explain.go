@@ -75,26 +75,25 @@ func addWaiting(report *explain.Report, list []explain.Related) {
 
 // waiting returns what was asked for by name, has the port or gets the host port, and waits.
 func (s *Server) waiting(q explain.Query) (list []explain.Related) {
-	add := func(d port.Demand, hostPort, reason string) {
-		if q.Protocol != 0 && q.Protocol != d.Protocol || d.Port != q.Port && hostPort != strconv.Itoa(int(q.Port)) {
+	add := func(d port.Demand, hostPort uint16, reason string) {
+		if q.Protocol != 0 && q.Protocol != d.Protocol || d.Port != q.Port && hostPort != q.Port {
 			return
 		}
 		text := fmt.Sprintf("%s is asked for by name, and waits: %s", d, reason)
 		list = append(list, explain.Related{Kind: port.VerdictPending, Text: text})
 	}
-	named := make(map[string]bool) // by rules
+	named := make(map[string]bool) // by requests
 	if s.o.Forwards != nil {
-		f, _ := s.forwards() // `forward ls` says what is wrong with it
-		for _, r := range f.Rules {
-			if d, err := port.ParseDemand(r.Demand); err == nil && r.State == port.Pending.String() {
-				named[r.Demand] = true
-				add(d, r.HostPort, r.Reason)
+		for _, r := range s.forwards().Requests {
+			if d := r.Request.Match().Demand; !d.IsZero() && r.State == port.Pending.String() {
+				named[d.String()] = true
+				add(d, r.Request.To, r.Reason)
 			}
 		}
 	}
 	for _, p := range s.o.Provider.List().Publications { // asked for by name
 		if d, err := port.ParseDemand(p.Waits); err == nil && !named[p.Waits] {
-			add(d, "", p.Reason)
+			add(d, 0, p.Reason)
 		}
 	}
 	return list

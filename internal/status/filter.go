@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 // Filter selects the rows that match all its terms. The zero value selects all.
@@ -36,7 +36,7 @@ func ParseFilter(texts []string) (Filter, error) {
 		key, value = strings.ToLower(strings.TrimSpace(key)), strings.ToLower(strings.TrimSpace(value))
 		switch {
 		case ok && !slices.Contains(keys, key):
-			return f, fmt.Errorf("--filter %q: unknown key %q%s: want %s", t, key, yamltree.Suggest(key, keys), yamltree.OneOf(keys))
+			return f, fmt.Errorf("--filter %q: unknown key %q%s: want %s", t, key, words.Suggest(key, keys), words.OneOf(keys))
 		case value == "":
 			return f, fmt.Errorf("--filter %q: want KEY=VALUE or a word", t)
 		case key == "state" && value != lostState:

@@ -3,6 +3,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net"
@@ -20,32 +21,26 @@ import (
 
 // Forwards is the output of "forward ls -o json".
 type Forwards struct {
-	// Generation is higher where the rules are newer, in one run of the process.
-	Generation uint64        `json:"generation"`
-	File       string        `json:"file"`
-	Rules      []ForwardRule `json:"rules"` // in the order in which they are evaluated, then those that the file lacks
+	// Generation is higher where the requests are newer, in one run of the process.
+	Generation uint64      `json:"generation"`
+	File       string      `json:"file"`
+	Requests   []Requested `json:"requests"` // in the order in which they are evaluated
 }
 
-// ForwardRule is one rule that was added at run time.
-type ForwardRule struct {
-	Name          string           `json:"name"` // "forward 8080/tcp"; empty of one without a name
-	Action        string           `json:"action"`
-	HostPort      string           `json:"hostPort"`    // as in a rule; "same" if it has none
-	HostAddress   string           `json:"hostAddress"` // as in a rule; "asked" if it has none
-	Guest         string           `json:"guest,omitempty"`
-	Demand        string           `json:"demand,omitempty"` // the port of a container or Service that it asks for, see port.Demand
-	Until         time.Time        `json:"until,omitzero"`   // of a rule that exposes: its end
-	State         string           `json:"state"`            // of the ports that it names: the best; "denied" for one that denies; "" if it names none, or is not in effect
-	Reason        string           `json:"reason"`           // of the state; of one that denies: whether it closes nothing
-	Code          port.Code        `json:"code,omitempty"`   // of the reason
+// Requested is a request that was made at run time, and its effect.
+type Requested struct {
+	Request       forwards.Request `json:"request"`
+	Undo          forwards.Request `json:"undo"`           // undoes it
+	Until         time.Time        `json:"until,omitzero"` // of one that exposes: its end
+	State         string           `json:"state"`          // of the ports that it names: the best; "denied" for one that denies; "" if it names none, or is not in effect
+	Reason        string           `json:"reason"`         // of the state; of one that denies: whether it closes nothing
+	Code          port.Code        `json:"code,omitempty"` // of the reason
 	HostAddresses []netip.AddrPort `json:"hostAddresses"`
 	Ports         int              `json:"ports"`          // how many it names now, open or not
-	Note          string           `json:"note,omitempty"` // what is not as the rule asks for, though the state is good
-	// Undo is the request that undoes the rule; nil of one that was written by hand.
-	Undo *forwards.Request `json:"undo,omitempty"`
+	Note          string           `json:"note,omitempty"` // what is not as requested, though the state is good
 }
 
-// ForwardChange is the result of a change, and the rules that are in effect then.
+// ForwardChange is the result of a change, and the requests that are in effect then.
 type ForwardChange struct {
 	forwards.Result
 	Forwards
@@ -62,13 +57,8 @@ type ForwardChange struct {
 
 // listForwards serves GET /v1/forwards.
 func (s *Server) listForwards(w http.ResponseWriter, _ *http.Request) {
-	f, err := s.forwards()
-	if err != nil {
-		text(w, http.StatusInternalServerError, err.Error())
-		return
-	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(f)
+	_ = json.NewEncoder(w).Encode(s.forwards())
 }
 
 // changeForwards serves POST /v1/forwards.
@@ -96,64 +86,55 @@ func (s *Server) changeForwards(w http.ResponseWriter, r *http.Request) {
 	switch q.Op {
 	case forwards.Expose:
 		s.awaitExposed(r.Context(), q)
-	case forwards.Add, forwards.Allow:
+	case forwards.Forward, forwards.Allow:
 		if q.Demand != "" {
 			s.awaitDemand(r.Context())
 		}
 		s.awaitOpened(r.Context(), q)
 	}
-	f, err := s.forwards()
-	if err != nil {
-		text(w, http.StatusInternalServerError, err.Error())
-		return
-	}
 	w.Header().Set("Content-Type", "application/json")
-	change := ForwardChange{Result: result, Forwards: f}
+	change := ForwardChange{Result: result, Forwards: s.forwards()}
 	if q.Op == forwards.Expose {
-		ports, match := s.o.Provider.List().Publications, matchOf(q)
-		change.Open, change.Always = openTo(ports, match, localAddresses())
-		change.Until = exposedUntil(ports, match)
+		ports := s.o.Provider.List().Publications
+		change.Open, change.Always = openTo(ports, q.Match(), localAddresses())
+		change.Until = exposedUntil(ports, q.Match())
+	}
+	if q.Op == forwards.Allow && len(result.Added) == 0 {
+		change.Closed = cmp.Or(change.Closed, denial(s.o.Provider.List().Publications, q.Match()))
 	}
 	_ = json.NewEncoder(w).Encode(change)
 }
 
-// matchOf returns what a request about a port selects.
-func matchOf(q forwards.Request) rules.Match {
-	m := rules.Match{Protocol: q.Protocol, Guest: q.Guest}
-	n := q.Port
-	if d, err := port.ParseDemand(q.Demand); err == nil {
-		m.Protocol, m.Demand, n = d.Protocol, d, d.Port
+// denial says by which rule the ports that are selected are denied, "" if they are not.
+func denial(ports []Publication, m rules.Match) (why string) {
+	if len(m.Ports) == 0 {
+		return ""
 	}
-	if n != 0 {
-		m.Ports = []rules.PortRange{{First: n, Last: n}}
+	for _, p := range namedBy(&m, ports) {
+		if p.State != port.Denied || !p.Code.NamesRule() {
+			return ""
+		}
+		why = cmp.Or(why, p.Reason+p.inGuest())
 	}
-	return m
+	return why
 }
 
-// forwards returns the rules, with the state of the ports that they name.
-func (s *Server) forwards() (Forwards, error) {
-	return forwardsOf(s.o.Forwards, s.o.Provider.List().Publications, s.explainDemand)
+// forwards returns the requests, with the state of the ports that they name.
+func (s *Server) forwards() Forwards {
+	f := forwardsOf(s.o.Forwards, s.o.Provider.List().Publications)
+	for i := range f.Requests {
+		s.explainDemand(&f.Requests[i])
+	}
+	return f
 }
 
-// forwardsOf describes the rules of a store. Explain completes each; nil leaves that out.
-func forwardsOf(store *forwards.Store, ports []Publication, explain func(*ForwardRule, rules.Rule)) (Forwards, error) {
-	f := Forwards{Generation: store.Generation(), File: store.Path(), Rules: []ForwardRule{}}
-	list, err := store.Entries()
-	if err != nil {
-		return Forwards{}, err
+// forwardsOf describes the requests of a store.
+func forwardsOf(store *forwards.Store, ports []Publication) Forwards {
+	f := Forwards{Generation: store.Generation(), File: store.Path(), Requests: []Requested{}}
+	for _, e := range store.List() {
+		f.Requests = append(f.Requests, requested(e, ports))
 	}
-	for _, e := range list {
-		one := describeRule(e.Rule, ports)
-		if explain != nil {
-			explain(&one, e.Rule)
-		}
-		one.Note = joined(e.Differ, one.Note)
-		if e.Off {
-			one.State, one.Reason, one.Code, one.Note, one.HostAddresses = "", e.Differ, port.Unstated, "", []netip.AddrPort{}
-		}
-		f.Rules = append(f.Rules, one)
-	}
-	return f, nil
+	return f
 }
 
 // awaitTime is how long a change may take to have its effect: an agent or host applies rules
@@ -169,19 +150,18 @@ func await(ctx context.Context, done func() bool) {
 	}
 }
 
-// awaitExposed waits until the ports of a request are opened by the rule that it added, which may
-// not be the only one that exposes them.
+// awaitExposed waits until the ports of a request are opened by it, which may not be the only one
+// that exposes them.
 func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
-	list, err := s.o.Forwards.List()
-	undo := forwards.Request{Op: forwards.Hide, Protocol: q.Protocol, Port: q.Port, Guest: q.Guest}
-	i := slices.IndexFunc(list, func(r rules.Rule) bool { u, ok := forwards.Undo(r); return ok && u == undo })
-	if err != nil || i < 0 {
+	list := s.o.Forwards.List()
+	i := slices.IndexFunc(list, func(e forwards.Entry) bool { return e.Request == q })
+	if i < 0 {
 		return
 	}
-	until, at := list[i].Until, list[i].HostAddress
+	until, at, match := list[i].Until, q.HostAddress(), q.Match()
 	await(ctx, func() bool {
 		return !slices.ContainsFunc(s.o.Provider.List().Publications, func(p Publication) bool {
-			if !list[i].Match.Names(p.Guest, p.Protocol, p.Port) || p.Unpublished || p.Waits != "" {
+			if !match.Names(p.Guest, p.Protocol, p.Port) || p.Unpublished || p.Waits != "" {
 				return false
 			}
 			// Another rule may expose it for longer, and at other addresses.
@@ -193,17 +173,13 @@ func (s *Server) awaitExposed(ctx context.Context, q forwards.Request) {
 // awaitDemand waits until what is asked for by name was looked for.
 func (s *Server) awaitDemand(ctx context.Context) {
 	await(ctx, func() bool {
-		f, err := s.forwards()
-		return err != nil || !slices.ContainsFunc(f.Rules, func(f ForwardRule) bool { return f.Code == port.LookedFor })
+		return !slices.ContainsFunc(s.forwards().Requests, func(f Requested) bool { return f.Code == port.LookedFor })
 	})
 }
 
 // awaitOpened waits until the port of a request that opens it is open as it asks for.
 func (s *Server) awaitOpened(ctx context.Context, q forwards.Request) {
-	match, at := matchOf(q), rules.Asked()
-	if q.Bind != "" {
-		at, _ = rules.ParseHostAddress(q.Bind) // else the request was refused
-	}
+	match, at := q.Match(), q.HostAddress()
 	if len(match.Ports) == 0 {
 		return // of an owner, or all: others are closed anyway
 	}
@@ -216,7 +192,7 @@ func (s *Server) awaitOpened(ctx context.Context, q forwards.Request) {
 	})
 }
 
-// openTo returns where other machines can reach the ports that a rule names, on a system
+// openTo returns where other machines can reach the ports that are selected, on a system
 // with these addresses: for a time, and always.
 func openTo(ports []Publication, match rules.Match, local []netip.Addr) (open, always []netip.AddrPort) {
 	for _, p := range ports {
@@ -264,12 +240,12 @@ func localAddresses() (list []netip.Addr) {
 	return list
 }
 
-// Forwards returns the rules that were added at run time.
+// Forwards returns the requests that were made at run time.
 func (c *Client) Forwards(ctx context.Context) (Forwards, error) {
 	return ask[Forwards](ctx, c, http.MethodGet, "/v1/forwards", nil, 0)
 }
 
-// ChangeForwards changes these rules.
+// ChangeForwards makes a request.
 func (c *Client) ChangeForwards(ctx context.Context, q forwards.Request) (ForwardChange, error) {
 	return ask[ForwardChange](ctx, c, http.MethodPost, "/v1/forwards", q, 0)
 }

@@ -25,15 +25,15 @@ const notServed = "nothing serves it yet"
 
 func noForwards(tb testing.TB) *forwards.Store {
 	tb.Helper()
-	return forwards.NewStore(filepath.Join(tb.TempDir(), "forwards.yaml"), rules.Empty(rules.Loopback()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
+	return forwards.NewStore(filepath.Join(tb.TempDir(), "forwards.json"), rules.Empty(rules.Loopback()), true, slog.New(slog.DiscardHandler), func(*rules.Set) {})
 }
 
 // A refusal says why and no more; a request with an unknown field is not carried out.
 func TestForwardsOverTheControlSocket(t *testing.T) {
 	s := servePage(t)
-	q := forwards.Request{Op: forwards.Add, Protocol: port.TCP, Port: 8080, To: 18080}
+	q := forwards.Request{Op: forwards.Forward, Protocol: port.TCP, Port: 8080, To: 18080}
 	v, err := s.client.ChangeForwards(t.Context(), q)
-	if err != nil || len(v.Added) != 1 || len(v.Rules) != 1 || v.Rules[0].State != "pending" || v.Rules[0].Reason != notServed {
+	if err != nil || len(v.Added) != 1 || len(v.Requests) != 1 || v.Requests[0].State != "pending" || v.Requests[0].Reason != notServed {
 		t.Errorf("%+v, %v", v, err)
 	}
 	q.To = 18081
@@ -47,13 +47,13 @@ func TestForwardsOverTheControlSocket(t *testing.T) {
 	if resp.StatusCode != http.StatusBadRequest || !strings.Contains(body, "until") {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
-	if f, err := s.client.Forwards(t.Context()); err != nil || len(f.Rules) != 1 || f.Rules[0].HostPort != "18080" {
+	if f, err := s.client.Forwards(t.Context()); err != nil || len(f.Requests) != 1 || f.Requests[0].Request.To != 18080 {
 		t.Errorf("%+v, %v", f, err)
 	}
 }
 
-// A rule has the best state of the ports that it names, and says if there are none.
-func TestDescribeRule(t *testing.T) {
+// A request has the best state of the ports that it names, and says if there are none.
+func TestRequested(t *testing.T) {
 	at := netip.MustParseAddrPort("127.0.0.1:18080")
 	ports := []Publication{
 		{Protocol: port.TCP, Port: 8080, Guest: "dev", State: port.Conflict, Reason: "taken"},
@@ -65,26 +65,25 @@ func TestDescribeRule(t *testing.T) {
 			{HostAddress: "0.0.0.0:6060", State: port.Conflict, Reason: "held"}, {HostAddress: "127.0.0.1:6060", State: port.Active},
 		}},
 	}
+	tcp := func(op forwards.Op, n uint16, guest string) forwards.Request {
+		return forwards.Request{Op: op, Protocol: port.TCP, Port: n, Guest: guest}
+	}
 	for _, c := range []struct {
-		yaml, state, reason string
-		addresses           int
+		request       forwards.Request
+		state, reason string
+		addresses     int
 	}{
-		{"match: {ports: 8080}, action: allow", "active", "", 1},
-		{"match: {ports: 8080, guest: build}, action: allow", "conflict", "taken", 0},
-		{"match: {ports: 8080, protocol: udp}, action: allow", "pending", notServed, 0},
-		{"match: {ports: 9090}, action: allow", "denied", "denied by rule 1 in guest dev", 0},
-		{"match: {ports: 7070}, action: allow", "lost", "", 0},
-		{"match: {ports: 8080}, action: deny", "denied", "", 0},
-		{"match: {ports: 6060}, action: expose, until: '2026-11-21T12:00:00Z'", "conflict", "held", 1},
-		{"match: {ports: 7070}, action: expose, until: '2026-11-21T12:00:00Z'", "lost", "", 0},
-		{"match: {owner: container}, action: allow", "", "", 0},
+		{tcp(forwards.Forward, 8080, ""), "active", "", 1},
+		{tcp(forwards.Allow, 8080, "build"), "conflict", "taken", 0},
+		{forwards.Request{Op: forwards.Forward, Protocol: port.UDP, Port: 8080}, "pending", notServed, 0},
+		{tcp(forwards.Allow, 9090, ""), "denied", "denied by rule 1 in guest dev", 0},
+		{tcp(forwards.Forward, 7070, ""), "lost", "", 0},
+		{tcp(forwards.Deny, 8080, ""), "denied", "", 0},
+		{tcp(forwards.Expose, 6060, ""), "conflict", "held", 1},
+		{tcp(forwards.Expose, 7070, ""), "lost", "", 0},
 	} {
-		file, err := rules.Parse("rules", []byte("rules: [{"+c.yaml+"}]"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if f := describeRule(file.Rules[0], slices.Clone(ports)); f.State != c.state || f.Reason != c.reason || len(f.HostAddresses) != c.addresses {
-			t.Errorf("%s: %+v", c.yaml, f)
+		if f := requested(forwards.Entry{Request: c.request}, slices.Clone(ports)); f.State != c.state || f.Reason != c.reason || len(f.HostAddresses) != c.addresses {
+			t.Errorf("%s: %+v", c.request, f)
 		}
 	}
 }
@@ -167,12 +166,8 @@ func TestDescribeDemand(t *testing.T) {
 		if name == "host" { // which asks for none
 			s = &Server{}
 		}
-		file, err := rules.Parse("rules", []byte(`rules: [{match: {protocol: tcp, ports: 80, demand: "`+name+`:80"}, action: allow}]`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		f := describeRule(file.Rules[0], ports)
-		if s.explainDemand(&f, file.Rules[0]); f.State != want[0] || f.Reason != want[1] || f.Demand != name+":80/tcp" {
+		f := requested(forwards.Entry{Request: forwards.Request{Op: forwards.Forward, Demand: name + ":80/tcp"}}, ports)
+		if s.explainDemand(&f); f.State != want[0] || f.Reason != want[1] {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}
@@ -181,7 +176,7 @@ func TestDescribeDemand(t *testing.T) {
 // Whoever asks about the port, or about the host port, is told what waits.
 func TestExplainNamesDemand(t *testing.T) {
 	store := noForwards(t)
-	if _, err := store.Do(forwards.Request{Op: forwards.Add, Demand: "web:80", To: 8080}); err != nil {
+	if _, err := store.Do(forwards.Request{Op: forwards.Forward, Demand: "web:80", To: 8080}); err != nil {
 		t.Fatal(err)
 	}
 	s := &Server{o: Options{
@@ -239,11 +234,7 @@ func TestRowsThatWait(t *testing.T) {
 	if es := tr.events(Delta{Removed: []Removed{{Key: web.Key(), Waits: web.Waits}}}, time.Time{}); len(es) != 1 || es[0].Type != Gone || es[0].Publication.Waits != web.Waits {
 		t.Errorf("%+v", es)
 	}
-	file, err := rules.Parse("rules", []byte("rules: [{match: {protocol: tcp, ports: 80}, action: allow}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f := describeRule(file.Rules[0], []Publication{web, svc}); f.Reason != notServed {
+	if f := requested(forwards.Entry{Request: forwards.Request{Op: forwards.Forward, Protocol: port.TCP, Port: 80}}, []Publication{web, svc}); f.Reason != notServed {
 		t.Errorf("a rule about the port takes what waits for its own: %+v", f)
 	}
 	var b strings.Builder

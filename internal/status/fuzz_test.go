@@ -38,7 +38,7 @@ func FuzzRequest(f *testing.F) {
 		{"PUT", "/v1/loglevel", "debug 10m"},
 		{"PUT", "/v1/loglevels", `{"level":"debug","components":["nat"],"lasts":600000000000}`},
 		{"POST", "/v1/rules", `{"protocol":"tcp","address":"0.0.0.0","port":80,"source":"nat","owner":{"kind":"container","name":"web","labels":{"a":"b"}}}`},
-		{"POST", "/v1/forwards", `{"op":"add","protocol":"tcp","port":8080,"to":18080,"bind":"loopback","guest":"dev"}`},
+		{"POST", "/v1/forwards", `{"op":"forward","protocol":"tcp","port":8080,"to":18080,"bind":"loopback","guest":"dev"}`},
 		{"POST", "/v1/forwards", `{"op":"deny","owner":"a\"}"}`},
 		{"GET", "/v1/forwards", ""},
 		{"GET", "/v1/config", ""},

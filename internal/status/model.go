@@ -101,7 +101,6 @@ type Publication struct {
 	Guest        string    `json:"guest,omitempty"`     // on a host: whose publication it is
 	GuestName    string    `json:"guestName,omitempty"` // how the guest is shown
 	Node         string    `json:"node,omitempty"`      // in a list of a cluster
-	DualStack    bool      `json:"dualStack,omitempty"`
 	Rule         string    `json:"rule,omitempty"`
 	Warnings     []string  `json:"warnings,omitempty"` // labels of the owner without effect, and why
 	Names        []string  `json:"names,omitempty"`    // on a host that serves names: that lead to it, shortest first
@@ -248,10 +247,6 @@ type Event struct {
 	Type        EventType    `json:"type"`
 	Publication *Publication `json:"publication,omitempty"` // its current state, or its last one if it was removed
 	Previous    *port.State  `json:"previous,omitempty"`    // the previous state, if it changed
-	// Replaces is the address of a publication that this one takes the place of, and that is
-	// not reported as removed: the IPv4 wildcard of a port that became part of the dual-stack
-	// one, or the dual-stack one of which IPv4 alone remains.
-	Replaces string `json:"replaces,omitempty"`
 }
 
 // EventType is what happened to a publication.
@@ -269,7 +264,7 @@ const (
 // Describe makes a row of a publication and its outcomes.
 func Describe(p port.Publication, outcomes []Outcome) Publication {
 	row := Publication{
-		Protocol: p.Protocol, Address: p.Address, Port: p.Port, DualStack: p.DualStack,
+		Protocol: p.Protocol, Address: p.Address, Port: p.Port,
 		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule.String(), Warnings: p.Decision.Warnings(),
 		Owner: Owner{
 			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Cluster: p.Owner.Cluster, Labels: p.Owner.Labels,

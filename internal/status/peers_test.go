@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 )
@@ -114,11 +115,8 @@ func TestRulesOfARunningHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	added, err := rules.Parse("forwards.yaml", []byte("rules: [{name: deny 8080/tcp, match: {protocol: tcp, ports: 8080}, action: deny}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if set, err = set.WithRuntime(added.Rules); err != nil {
+	denied := forwards.Entry{Request: forwards.Request{Op: forwards.Deny, Protocol: port.TCP, Port: 8080}}
+	if set, err = set.WithRuntime([]rules.Rule{denied.Rule()}); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "s")

@@ -2,10 +2,7 @@
 
 package status
 
-import (
-	"net/netip"
-	"time"
-)
+import "time"
 
 // Resume joins several watches into one: at the start of a second watch only the
 // differences to the end of the first one are reported, when all is present.
@@ -42,10 +39,6 @@ func (r *Resume) Events(e Event) []Event {
 		return []Event{e}
 	}
 	r.rows[k] = *e.Publication
-	if at, err := netip.ParseAddr(e.Replaces); err == nil {
-		k.key.Address = at
-		delete(r.rows, k)
-	}
 	return []Event{e}
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 // RuleQuery describes a port that may not exist.
@@ -74,13 +74,13 @@ func (q RuleQuery) DecideHost(set *rules.Set, guests []Peer) (RuleVerdict, error
 		d, steps := set.ExplainHost("", p, host)
 		return q.verdict(p, d, steps), nil
 	case len(list) == 0:
-		return RuleVerdict{}, fmt.Errorf("--guest %q: this host has no such guest: want %s", q.Guest, yamltree.OneOf(titles))
+		return RuleVerdict{}, fmt.Errorf("--guest %q: this host has no such guest: want %s", q.Guest, words.OneOf(titles))
 	case len(list) == 1:
 		return list[0], nil
 	}
 	for _, v := range list[1:] {
 		if v.Allow != list[0].Allow || v.Reason != list[0].Reason || !slices.Equal(v.Host, list[0].Host) || !slices.Equal(v.Steps, list[0].Steps) {
-			return RuleVerdict{}, fmt.Errorf("the rules depend on the guest: give one with --guest: %s", yamltree.OneOf(titles))
+			return RuleVerdict{}, fmt.Errorf("the rules depend on the guest: give one with --guest: %s", words.OneOf(titles))
 		}
 	}
 	list[0].Guest = ""

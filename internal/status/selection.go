@@ -2,8 +2,6 @@
 
 package status
 
-import "net/netip"
-
 // Selection chooses the events of a watch by a filter. It remembers which rows were
 // selected, so that the event with which a row leaves the filter is chosen as well.
 type Selection struct {
@@ -28,11 +26,6 @@ func (s *Selection) Selects(e Event) bool {
 	}
 	k := nodeRow{e.Publication.Node, keyOf(*e.Publication)}
 	was := s.leave(k)
-	if at, err := netip.ParseAddr(e.Replaces); err == nil {
-		replaced := k
-		replaced.row.key.Address = at
-		was = s.leave(replaced) || was
-	}
 	is := s.filter.Match(*e.Publication)
 	if is && e.Type != Gone {
 		s.selected[k] = struct{}{}

@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/trace"
 	"github.com/fairlead/fairlead/internal/version"
 )
@@ -62,8 +61,6 @@ type Options struct {
 	Tokens PageTokens
 	// Trace reports flows; nil leaves /v1/trace out.
 	Trace *trace.Hub
-	// Served is notified when a connection became idle or ended. It may be nil.
-	Served schedule.Signal
 }
 
 // Server serves the control socket, and metrics and the page on TCP.
@@ -125,13 +122,8 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) erro
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ConnContext:       conns.WithConn,
-		ConnState: func(conn net.Conn, now http.ConnState) {
-			c.Changed(conn, now)
-			if now == http.StateIdle || now == http.StateClosed {
-				s.o.Served.Notify()
-			}
-		},
-		ErrorLog: slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
+		ConnState:         c.Changed,
+		ErrorLog:          slog.NewLogLogger(s.o.Logger.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()

@@ -3,8 +3,8 @@
 package status
 
 import (
-	"maps"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +39,49 @@ func TestTableFitsWidth(t *testing.T) {
 			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 				t.Errorf("%d columns: %s", n, line)
 			}
+		}
+	}
+}
+
+// Both wildcards of one owner are one line, with the better state and the whole age.
+func TestTableJoinsFamilies(t *testing.T) {
+	web := func(addr string, state port.State, change ...func(*Publication)) Publication {
+		p := row(80, state, "web")
+		p.Address, p.HostAddresses = netip.MustParseAddr(addr), []netip.AddrPort{}
+		if state == port.Active {
+			p.HostAddresses = append(p.HostAddresses, netip.AddrPortFrom(port.Loopback(p.Address), 80))
+		}
+		for _, c := range change {
+			c(&p)
+		}
+		return p
+	}
+	other := func(p *Publication) { p.Owner.ID = "812" }
+	old := func(p *Publication) { p.Since = noon.Add(-time.Hour) }
+	guest := func(p *Publication) { p.Guest = "vm" }
+	for name, c := range map[string]struct {
+		rows []Publication
+		want []string
+	}{
+		"both":                   {[]Publication{web("0.0.0.0", port.Active), web("::", port.Active, old)}, []string{"80/tcp  *  active  127.0.0.1:80 +1  web (811)  60m"}},
+		"a conflict in one":      {[]Publication{web("0.0.0.0", port.Conflict), web("::", port.Active)}, []string{"80/tcp  *  active  [::1]:80  web (811)  3m"}},
+		"one is denied":          {[]Publication{web("0.0.0.0", port.Denied), web("::", port.Active)}, []string{"80/tcp  0.0.0.0  denied  -  web (811)  3m", "80/tcp  ::  active  [::1]:80  web (811)  3m"}},
+		"both are denied":        {[]Publication{web("0.0.0.0", port.Denied), web("::", port.Denied)}, []string{"80/tcp  *  denied  -  web (811)  3m"}},
+		"two owners":             {[]Publication{web("0.0.0.0", port.Active), web("::", port.Active, other)}, []string{"80/tcp  0.0.0.0  active  127.0.0.1:80  web (811)  3m", "80/tcp  ::  active  [::1]:80  web (812)  3m"}},
+		"of localhost":           {[]Publication{web("127.0.0.1", port.Active), web("::1", port.Active)}, []string{"80/tcp  127.0.0.1  active  127.0.0.1:80  web (811)  3m", "80/tcp  ::1  active  [::1]:80  web (811)  3m"}},
+		"of two guests":          {[]Publication{web("0.0.0.0", port.Active), web("::", port.Active, guest)}, []string{"80/tcp  0.0.0.0  active  127.0.0.1:80  web (811)  3m", "80/tcp  ::  active  [::1]:80  web (811)  3m  vm"}},
+		"with others in between": {[]Publication{web("0.0.0.0", port.Active), web("10.0.0.1", port.Active), web("::", port.Active)}, []string{"80/tcp  *  active  127.0.0.1:80 +1  web (811)  3m", "80/tcp  10.0.0.1  active  127.0.0.1:80  web (811)  3m"}},
+	} {
+		var b strings.Builder
+		if err := WriteTable(&b, List{Publications: c.rows}, Style{Now: noon, Bare: true}); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for line := range strings.Lines(b.String()) {
+			got = append(got, strings.Join(regexp.MustCompile("  +").Split(strings.TrimSpace(line), -1), "  "))
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 }
@@ -259,117 +302,27 @@ func TestResumeOfWhatLasts(t *testing.T) {
 	}
 }
 
-// The IPv4 wildcard that becomes part of the dual-stack one is not withdrawn.
-func TestWatchOfMergedFamilies(t *testing.T) {
-	v4, v6 := row(80, port.Active, "docker-proxy"), row(80, port.Active, "docker-proxy")
-	v4.Address, v6.Address = netip.IPv4Unspecified(), netip.IPv6Unspecified()
-	both := v6
-	both.DualStack, both.State = true, port.Pending
-	removed := func(p Publication) []Removed { return []Removed{{Key: p.Key()}} }
-	for name, first := range map[string][]Publication{"IPv4 was there": {v4}, "both were there": {v4, v6}} {
-		tr := newTracker()
-		var r Resume
-		watch := func(d Delta) (events []Event) {
-			for _, e := range tr.events(d, time.Unix(1, 0)) {
-				events = append(events, r.Events(e)...)
-			}
-			return events
-		}
-		watch(Delta{Put: first})
-		es := watch(Delta{Put: []Publication{both}, Removed: removed(v4)})
-		if len(es) != 1 || es[0].Type != Changed || es[0].Replaces != "0.0.0.0" || *es[0].Previous != port.Active || !es[0].Publication.DualStack {
-			t.Errorf("%s: %+v", name, es)
-		}
-		if len(tr.rows) != 1 || len(r.rows) != 1 {
-			t.Errorf("%s: %d and %d rows are remembered", name, len(tr.rows), len(r.rows))
-		}
-		es = watch(Delta{Removed: removed(both)})
-		if len(es) != 1 || es[0].Type != Gone {
-			t.Errorf("%s: the end: %+v", name, es)
-		}
-	}
-	tr := newTracker()
-	tr.events(Delta{Put: []Publication{v4}}, time.Unix(1, 0))
-	if es := tr.events(Delta{Put: []Publication{v6}, Removed: removed(v4)}, time.Unix(1, 0)); len(es) != 2 || es[0].Type != Gone || es[1].Type != Added {
-		t.Errorf("an IPv6 wildcard that does not serve IPv4: %+v", es)
-	}
-}
-
-// A wildcard of which one family remains is not removed, and the end of a family is always
-// reported: as a removal, or as a change to what remains. So it is after a restart.
+// A server that is restarted in one family changes nothing of the other, also over a restart of
+// the agent.
 func TestWatchOfFamilies(t *testing.T) {
 	v4, v6 := row(80, port.Active, "nginx"), row(80, port.Active, "nginx")
 	v4.Address, v6.Address = netip.IPv4Unspecified(), netip.IPv6Unspecified()
-	both := v6
-	both.DualStack = true
-	sets := map[string][]Publication{"none": nil, "4": {v4}, "6": {v6}, "4 6": {v4, v6}, "dual": {both}}
-	families := func(list ...Publication) (f struct{ v4, v6 bool }) {
-		for _, p := range list {
-			f.v4 = f.v4 || p.Address.Is4() || p.DualStack
-			f.v6 = f.v6 || p.Address.Is6()
-		}
-		return f
-	}
-	has := func(list []Publication, k rowKey) bool {
-		return slices.ContainsFunc(list, func(p Publication) bool { return keyOf(p) == k })
-	}
-	for from, before := range sets {
-		for to, after := range sets {
-			d := Delta{Put: after}
-			for _, p := range before {
-				if !has(after, keyOf(p)) {
-					d.Removed = append(d.Removed, Removed{Key: p.Key()})
-				}
-			}
-			live := newTracker()
-			live.events(Delta{Put: before}, time.Unix(1, 0))
-			var followed, resumed Resume
-			var restarted []Event
-			for _, r := range []*Resume{&followed, &resumed} {
-				for _, p := range before {
-					r.Events(Event{Type: Present, Publication: &p})
-				}
-				r.Events(Event{Type: Synced})
-			}
-			var seen []Event
-			for _, e := range live.events(d, time.Unix(2, 0)) {
-				seen = append(seen, followed.Events(e)...)
-			}
-			resumed.Lost()
-			for _, p := range slices.Backward(after) { // in no order
-				restarted = append(restarted, resumed.Events(Event{Type: Present, Publication: &p})...)
-			}
-			restarted = append(restarted, resumed.Events(Event{Type: Synced})...)
-			restarted = slices.DeleteFunc(restarted, func(e Event) bool { return e.Type == Synced })
-
-			for how, events := range map[string][]Event{"live": seen, "over a restart": restarted} {
-				known := map[netip.Addr]Publication{}
-				for _, p := range before {
-					known[p.Address] = p
-				}
-				for _, e := range events {
-					p := *e.Publication
-					if e.Type == Gone {
-						delete(known, p.Address)
-						if now, gone := families(after...), families(p); now.v4 && gone.v4 || now.v6 && gone.v6 {
-							t.Errorf("%s to %s, %s: %s is removed", from, to, how, p.Address)
-						}
-						continue
-					}
-					known[p.Address] = p
-					if at, err := netip.ParseAddr(e.Replaces); err == nil {
-						delete(known, at)
-					}
-				}
-				if len(known) != len(after) || families(slices.Collect(maps.Values(known))...) != families(after...) || len(events) > 0 != (from != to) {
-					t.Errorf("%s to %s, %s: after %+v a consumer has %+v", from, to, how, events, known)
-				}
-			}
-			for how, rows := range map[string]map[rowKey]Publication{"the server": live.rows, "the client": followed.rows, "the client after a restart": resumed.rows} {
-				if len(rows) != len(after) {
-					t.Errorf("%s to %s: %s remembers %d rows", from, to, how, len(rows))
-				}
-			}
+	check := func(how string, events []Event) {
+		t.Helper()
+		if len(events) != 1 || events[0].Type != Gone || events[0].Publication.Address != v6.Address {
+			t.Errorf("%s: %+v", how, events)
 		}
 	}
+	tr := newTracker()
+	tr.events(Delta{Put: []Publication{v4, v6}}, time.Unix(1, 0))
+	check("live", tr.events(Delta{Put: []Publication{v4}, Removed: []Removed{{Key: v6.Key()}}}, time.Unix(2, 0)))
+	var r Resume
+	for _, p := range []Publication{v4, v6} {
+		r.Events(Event{Type: Present, Publication: &p})
+	}
+	r.Events(Event{Type: Synced})
+	r.Lost()
+	r.Events(Event{Type: Present, Publication: &v4})
+	events := r.Events(Event{Type: Synced})
+	check("over a restart", events[:len(events)-1])
 }

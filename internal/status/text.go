@@ -31,7 +31,8 @@ type Style struct {
 func WriteTable(w io.Writer, l List, style Style) error {
 	t := table{style: style}
 	guests, peers := map[string]bool{}, peersByGuest(l)
-	for _, p := range l.Publications {
+	lines := linesOf(l.Publications)
+	for _, p := range lines {
 		guests[p.Guest] = true
 	}
 	showGuests := len(guests) > 1 || style.Wide && !guests[""] && len(guests) > 0
@@ -49,9 +50,9 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	if style.Wide {
 		t.columns = append(t.columns, column{head: "SOURCES"}, column{head: "DIAL"}, column{head: "RULE"}, column{head: "REASON"})
 	}
-	for _, p := range l.Publications {
+	for _, p := range lines {
 		row := []string{
-			p.Key().Slot().String(), Quote(p.guestAddress()), p.shownState(), hostColumn(p, style.Wide), ownerColumn(p.Owner, style.Wide),
+			p.Key().Slot().String(), Quote(p.address()), p.shownState(), hostColumn(p.Publication, style.Wide), ownerColumn(p.Owner, style.Wide),
 			p.age(style.Now),
 		}
 		if showGuests {
@@ -80,10 +81,10 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	} else if _, err := fmt.Fprintln(w, style.Empty); err != nil {
 		return err
 	}
-	if err := writeExposed(w, l, style.Paint); err != nil {
+	if err := writeExposed(w, lines, style.Paint); err != nil {
 		return err
 	}
-	if err := writeNotes(w, l); err != nil {
+	if err := writeNotes(w, lines); err != nil {
 		return err
 	}
 	if err := WritePeers(w, l, style); err != nil {
@@ -169,8 +170,8 @@ func WritePeers(w io.Writer, l List, style Style) error {
 }
 
 // writeExposed writes, in red, which ports other machines can reach for a time.
-func writeExposed(w io.Writer, l List, paint Painter) error {
-	for _, p := range l.Publications {
+func writeExposed(w io.Writer, lines []line, paint Painter) error {
+	for _, p := range lines {
 		if !p.exposed() {
 			continue
 		}
@@ -183,9 +184,9 @@ func writeExposed(w io.Writer, l List, paint Painter) error {
 }
 
 // writeNotes writes the reasons of reachable ports that have one.
-func writeNotes(w io.Writer, l List) error {
+func writeNotes(w io.Writer, lines []line) error {
 	var notes []string
-	for _, p := range l.Publications {
+	for _, p := range lines {
 		if p.State == port.Active && p.Reason != "" && !p.exposed() {
 			notes = append(notes, p.Key().Slot().String()+": "+p.Reason)
 		}

@@ -3,7 +3,6 @@
 package status
 
 import (
-	"net/netip"
 	"reflect"
 	"slices"
 	"time"
@@ -29,24 +28,6 @@ type rowKey struct {
 
 func keyOf(p Publication) rowKey { return rowKey{p.Key(), p.Guest, p.Unpublished, p.Waits} }
 
-// remainder returns the row of put in which a family of a removed row goes on: the
-// dual-stack one of an IPv4 wildcard, or the IPv4 wildcard that is left of a dual-stack one.
-func (t *tracker) remainder(k rowKey, old Publication, put []Publication) (to rowKey, ok bool) {
-	to = k
-	switch k.key.Address {
-	case netip.IPv4Unspecified():
-		to.key.Address = netip.IPv6Unspecified()
-	case netip.IPv6Unspecified():
-		to.key.Address = netip.IPv4Unspecified()
-		if _, had := t.rows[to]; had || !old.DualStack {
-			return to, false
-		}
-	default:
-		return to, false
-	}
-	return to, slices.ContainsFunc(put, func(p Publication) bool { return keyOf(p) == to && (p.DualStack || old.DualStack) })
-}
-
 func newTracker() *tracker { return &tracker{rows: make(map[rowKey]Publication), same: same} }
 
 // same reports whether there is nothing to report of a row that was put again.
@@ -55,7 +36,6 @@ func same(old, p Publication) bool { return reflect.DeepEqual(old, p) }
 func (t *tracker) events(d Delta, now time.Time) []Event {
 	var es []Event
 	now = now.UTC()
-	parts := make(map[rowKey]Publication) // removed rows, by the row in which a family of theirs goes on
 	for _, gone := range d.Removed {
 		k := rowKey{gone.Key, gone.Guest, gone.Unpublished, gone.Waits}
 		old, ok := t.rows[k]
@@ -63,10 +43,6 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 			continue
 		}
 		delete(t.rows, k)
-		if to, ok := t.remainder(k, old, d.Put); ok {
-			parts[to] = old
-			continue
-		}
 		es = append(es, Event{Time: now, Type: Gone, Publication: &old})
 	}
 	slices.SortFunc(es, func(a, b Event) int { return a.Publication.Key().Compare(b.Publication.Key()) })
@@ -75,20 +51,13 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 		k := keyOf(p)
 		old, had := t.rows[k]
 		t.rows[k] = p
-		part, hasPart := parts[k]
-		if !had && hasPart {
-			old, had = part, true
-		}
 		switch {
 		case !t.synced:
 			es = append(es, Event{Time: now, Type: Present, Publication: &p})
 		case !had:
 			es = append(es, Event{Time: now, Type: Added, Publication: &p})
-		case hasPart || !t.same(old, p):
+		case !t.same(old, p):
 			e := Event{Time: now, Type: Changed, Publication: &p}
-			if hasPart {
-				e.Replaces = part.Address.String()
-			}
 			if old.State != p.State {
 				e.Previous = &old.State
 			}

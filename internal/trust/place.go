@@ -31,6 +31,12 @@ func Place(f *os.File, b []byte, path string, name func(from, to string) error) 
 // file that a killed process left unfinished is removed. It must be in a directory that
 // only we write to, and have one writer at a time.
 func WriteFile(path string, b []byte) error {
+	return ReplaceFile(path, b, func() error { return nil })
+}
+
+// ReplaceFile is WriteFile, unless still, which is called when the new file is complete and about
+// to take the place of the other one, returns an error.
+func ReplaceFile(path string, b []byte, still func() error) error {
 	unfinished := path + ".new"
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -39,5 +45,10 @@ func WriteFile(path string, b []byte) error {
 	if err != nil {
 		return err
 	}
-	return Place(f, b, path, os.Rename)
+	return Place(f, b, path, func(from, to string) error {
+		if err := still(); err != nil {
+			return err
+		}
+		return os.Rename(from, to)
+	})
 }

@@ -91,8 +91,11 @@ func (p UnpublishedPort) check() error {
 	if err := checkDemands(p.Key, p.Demands); err != nil {
 		return err
 	}
-	if err := p.Reason.check(); err != nil {
+	if err := p.Reason.checkDecided(); err != nil {
 		return err
+	}
+	if p.Rule.OnHost {
+		return malformed("%s: a guest knows no %s", p.Key, p.Rule)
 	}
 	return checkTexts(p.Source, p.Rule.Name)
 }

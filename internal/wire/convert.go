@@ -17,7 +17,7 @@ import (
 // What no receiver would accept even so (see Check) the caller keeps to itself.
 func FromPublication(p port.Publication) Publication {
 	w := Publication{
-		Key: p.Key, DualStack: p.DualStack, Rule: p.Rule, OwnerPending: p.OwnerPending, Owner: fitOwner(p.Owner),
+		Key: p.Key, Rule: p.Rule, OwnerPending: p.OwnerPending, Owner: fitOwner(p.Owner),
 	}
 	w.addOthers(p.Others)
 	w.Host = make([]netip.AddrPort, 0, len(p.Decision.Host))
@@ -180,7 +180,7 @@ func (p Publication) Port() port.Publication {
 	d := port.Decision{Allow: true, Host: p.Host, Rule: l.Ref(), Yields: l.Yields}
 	d.SetLabels(port.Labels{Alias: l.Alias})
 	return port.Publication{
-		Key: p.Key, DualStack: p.DualStack, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending, Others: others,
+		Key: p.Key, Owner: p.Owner, Rule: p.Rule, OwnerPending: p.OwnerPending, Others: others,
 		Origins:  append([]port.OriginInfo{{Origin: port.Origin{Source: p.Source}}}, DemandOrigins(p.Demands)...),
 		Decision: d,
 	}

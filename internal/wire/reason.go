@@ -83,7 +83,7 @@ func (r *Reason) UnmarshalJSONFrom(d *jsontext.Decoder) error {
 			return malformed("unknown reason %q", o.Code)
 		case len(o.Args) != code.Places():
 			return malformed("reason %s has %d arguments, want %d", code, len(o.Args), code.Places())
-		case code.NamesRule() != (o.Rule != nil):
+		case code.NamesRule() != (o.Rule != nil && o.Rule.Kind != port.NoRule):
 			return malformed("reason %s: want a rule if it is about one", code)
 		}
 		var rule port.RuleRef
@@ -119,4 +119,16 @@ func (r Reason) check() error {
 		return malformed("reason of %d bytes, at most %d", text, MaxReason)
 	}
 	return nil
+}
+
+// checkDecided checks a reason for which rules of a guest do not allow a port.
+func (r Reason) checkDecided() error {
+	for one := range r.All() {
+		code := one.Code()
+		waits := code == port.OwnerAwaited || code == port.OwnerContested
+		if k := code.Kind(); k != port.Denies && k != port.Withholds && !waits || one.Verdict() == port.VerdictHostDenied {
+			return malformed("reason %s of a port that a guest does not publish", code)
+		}
+	}
+	return r.check()
 }

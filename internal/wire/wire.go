@@ -16,14 +16,14 @@ const Version = 2
 
 // Limits of what one peer may send to the other.
 const (
-	MaxControlFrame = 1 << 20  // bytes of one control message
-	MaxHelloFrame   = 4 << 10  // bytes of one handshake message
-	MaxRequestFrame = 4 << 10  // bytes of one flow request or reply
-	MaxDatagram     = 65535    // bytes of one UDP payload
-	MaxPublications = 65536    // of one guest
-	MaxSetBytes     = 64 << 20 // text (names, labels) in one guest's set
-	SnapshotPart    = 512      // items that a sender puts in one part of a message
-	MaxListItems    = 16384    // items that a receiver takes in one list of a message
+	MaxControlFrame = 1 << 20   // bytes of one control message
+	MaxHelloFrame   = 4 << 10   // bytes of one handshake message
+	MaxRequestFrame = 4 << 10   // bytes of one flow request or reply
+	MaxDatagram     = 65535     // bytes of one UDP payload
+	MaxPublications = 2 * 65536 // of one guest: 65,536 ports in both families
+	MaxSetBytes     = 64 << 20  // text (names, labels) in one guest's set
+	SnapshotPart    = 512       // items that a sender puts in one part of a message
+	MaxListItems    = 16384     // items that a receiver takes in one list of a message
 )
 
 // Limits of one item, in bytes where it is text. A sender truncates or leaves out
@@ -45,7 +45,7 @@ const (
 
 // Limits of what a host keeps of one guest beside its publications; see Unpublished.
 const (
-	MaxUnpublished = 2048 // ports
+	MaxUnpublished = 4096 // of 2,048 ports in both families
 	MaxUnread      = 64   // NAT rules
 )
 
@@ -112,11 +112,10 @@ type Resync struct {
 // Publication is what the host needs to know of a publication.
 type Publication struct {
 	port.Key
-	DualStack bool             `json:"dualStack,omitzero"`
-	Host      []netip.AddrPort `json:"host"` // host addresses asked for
-	Owner     port.Owner       `json:"owner"`
-	Source    string           `json:"source,omitempty"` // of its first origin, for host rules
-	Rule      uint64           `json:"rule,omitzero"`    // see port.Publication
+	Host   []netip.AddrPort `json:"host"` // host addresses asked for
+	Owner  port.Owner       `json:"owner"`
+	Source string           `json:"source,omitempty"` // of its first origin, for host rules
+	Rule   uint64           `json:"rule,omitzero"`    // see port.Publication
 	// OwnerPending reports that the owner may turn out to be another: it is pending in
 	// the agent, engines name several, or Others does not name all. Agents that do not
 	// send it sent owners that may change.

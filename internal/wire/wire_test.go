@@ -39,7 +39,7 @@ func key(p port.Protocol, addr string, n uint16) port.Key {
 
 func web() Publication {
 	return Publication{
-		Key: key(port.TCP, "0.0.0.0", 8080), DualStack: true,
+		Key:  key(port.TCP, "0.0.0.0", 8080),
 		Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080"), netip.MustParseAddrPort("[::1]:8080")},
 		Owner: port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "c0ffee",
 			Labels: map[string]string{"com.example/role": "front <end>", "z": "ü"}},
@@ -266,13 +266,20 @@ func TestControlRefused(t *testing.T) {
 		"unknown reason":        {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[{"code":"bogus"}]}]}}`, "unknown reason"},
 		"arguments of a reason": {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[{"code":"system"}]}]}}`, "0 arguments, want 1"},
 		"reason with no rule":   {`{"outcomes":{"outcomes":[{` + ok + `,"state":"denied","reason":[{"code":"denied"}]}]}}`, "want a rule"},
+		"rule of no kind":       {`{"outcomes":{"outcomes":[{` + ok + `,"state":"denied","reason":[{"code":"denied","rule":{"kind":"","number":1}}]}]}}`, "want a rule"},
 		"kind of a rule":        {`{"outcomes":{"outcomes":[{` + ok + `,"state":"denied","reason":[{"code":"denied","rule":{"kind":"x"}}]}]}}`, "kind of rule"},
 		"many reasons":          {`{"outcomes":{"outcomes":[{` + ok + `,"state":"failed","reason":[` + strings.Repeat(`{"code":"in-use"},`, MaxReasons) + `{"code":"in-use"}]}]}}`, "17 reasons"},
 		"too many items":        {`{"snapshot":{"epoch":"E","publications":[` + strings.Repeat(`{},`, MaxListItems) + `{}]}}`, fmt.Sprint(MaxListItems)},
 		"list is an object":     {`{"outcomes":{"outcomes":{}}}`, "list"},
 		"unpublished, bad key":  {`{"unpublished":{"put":[{"protocol":"tcp","address":"0.0.0.0"}]}}`, "port 0"},
 		"unpublished, labels":   {`{"unpublished":{"put":[{` + ok + `,"owner":{"labels":{"a":"b"}}}]}}`, "labels"},
-		"unpublished, reason":   {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"system","args":["` + strings.Repeat("r", 513) + `"]}]}]}}`, "reason of"},
+		"unpublished, reason":   {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"from-list","args":["` + strings.Repeat("r", 513) + `"]}]}]}}`, "reason of"},
+		"unpublished, conflict": {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"in-use","args":["1.1.1.1:1"]}]}]}}`, "in-use"},
+		"unpublished, waits":    {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"no-host"}]}]}}`, "no-host"},
+		"unpublished, second":   {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"unlistened"},{"code":"system","args":["x"]}]}]}}`, "system"},
+		"unpublished, by host":  {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"denied","rule":{"kind":"rule","onHost":true,"number":1}}]}]}}`, "denied"},
+		"unpublished, of host":  {`{"unpublished":{"put":[{` + ok + `,"reason":[{"code":"nothing-asked"}]}]}}`, "nothing-asked"},
+		"unpublished, host's":   {`{"unpublished":{"put":[{` + ok + `,"rule":{"kind":"rule","onHost":true,"number":1}}]}}`, "host rule 1"},
 		"unpublished, rule":     {`{"unpublished":{"unread":[{"rule":"` + strings.Repeat("r", 513) + `"}]}}`, "text"},
 		"unpublished, demands":  {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat(`a:1","`, 16) + `a:1"]}]}}`, "17 demands"},
 		"unpublished, demand":   {`{"unpublished":{"put":[{` + ok + `,"demands":["` + strings.Repeat("r", 513) + `"]}]}}`, "demand"},
@@ -480,7 +487,7 @@ func TestConversion(t *testing.T) {
 		labels[fmt.Sprintf("l%03d", i)] = strings.Repeat("v", 100)
 	}
 	p := port.Publication{
-		Key: key(port.TCP, "::", 80), DualStack: true, Rule: 1<<64 - 1,
+		Key: key(port.TCP, "::", 80), Rule: 1<<64 - 1,
 		Owner:    port.Owner{Kind: port.OwnerService, Name: long + "x", ID: strings.Repeat("\xff", MaxName), Namespace: long, Labels: labels},
 		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: "nat"}}, {Origin: port.Origin{Source: "socket"}}},
 		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.MustParseAddrPort("[::ffff:127.0.0.1]:80")}},
@@ -489,7 +496,7 @@ func TestConversion(t *testing.T) {
 	if err := w.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if w.Key != p.Key || !w.DualStack || w.Rule != p.Rule || w.Source != "nat" || w.Host[0] != netip.MustParseAddrPort("127.0.0.1:80") {
+	if w.Key != p.Key || w.Rule != p.Rule || w.Source != "nat" || w.Host[0] != netip.MustParseAddrPort("127.0.0.1:80") {
 		t.Errorf("got %+v", w)
 	}
 	if len(w.Owner.Labels) != MaxLabels || w.Owner.Labels["l000"] == "" || w.Owner.Labels["l063"] == "" {

@@ -18,6 +18,8 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
+
+	"github.com/fairlead/fairlead/internal/words"
 )
 
 // MaxSize is the size of the largest document that is read, in bytes.
@@ -155,9 +157,6 @@ func (n Node) IsList() bool { _, ok := n.node.(*ast.SequenceNode); return ok }
 // Where returns "FILE:LINE:COLUMN".
 func (n Node) Where() string { return fmt.Sprintf("%s:%d:%d", n.file, n.line, n.column) }
 
-// Line is the line of the value, from 1.
-func (n Node) Line() int { return n.line }
-
 // Errorf returns an *Error at this value.
 func (n Node) Errorf(format string, args ...any) error {
 	return &Error{File: n.file, Line: n.line, Column: n.column, Field: n.field, Reason: fmt.Sprintf(format, args...)}
@@ -201,7 +200,7 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 		}
 		if len(known) > 0 && !slices.Contains(known, key) {
 			errs = append(errs, at.unknown(key, known, listed))
-			listed = listed || Suggest(key, known) == ""
+			listed = listed || words.Suggest(key, known) == ""
 			continue
 		}
 		if seen[key] {
@@ -221,9 +220,9 @@ func (n Node) Map(known ...string) ([]Entry, error) {
 // unknown is the error of an unknown key: with the likely one, or else with all unless
 // these were listed.
 func (n Node) unknown(key string, known []string, listed bool) error {
-	why := Suggest(key, known)
+	why := words.Suggest(key, known)
 	if why == "" && !listed {
-		why = ": want " + OneOf(known)
+		why = ": want " + words.OneOf(known)
 	}
 	return &Error{File: n.file, Line: n.line, Column: n.column, Field: n.field, Reason: fmt.Sprintf("unknown key %q%s", key, why), Key: key}
 }
@@ -275,65 +274,4 @@ func (n Node) describe() string {
 	default:
 		return fmt.Sprintf("%q", v.GetToken().Value)
 	}
-}
-
-// OneOf returns "a, b or c".
-func OneOf(words []string) string {
-	switch n := len(words); n {
-	case 0:
-		return "nothing"
-	case 1:
-		return words[0]
-	default:
-		return strings.Join(words[:n-1], ", ") + " or " + words[n-1]
-	}
-}
-
-// Suggest returns ` (did you mean "x"?)` for the most similar word, or "" if none is similar.
-func Suggest(got string, words []string) string {
-	best := MostSimilar(got, words)
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf(" (did you mean %q?)", best)
-}
-
-// MostSimilar returns the most similar word, or "" if none is similar.
-func MostSimilar(got string, words []string) string {
-	best, distance := "", min(3, 1+len(got)/3)
-	for _, w := range words {
-		if d := edits(strings.ToLower(got), strings.ToLower(w)); d < distance || d == distance && best == "" {
-			best, distance = w, d
-		}
-	}
-	return best
-}
-
-// edits is the Levenshtein distance, with a swap of neighbours counted as one edit. A
-// text longer than any word of ours is distant from all of them.
-func edits(a, b string) int {
-	if len(a) > 64 {
-		return len(a)
-	}
-	var before []int
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		next := make([]int, len(b)+1)
-		next[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			next[j] = min(row[j]+1, next[j-1]+1, row[j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				next[j] = min(next[j], before[j-2]+1)
-			}
-		}
-		before, row = row, next
-	}
-	return row[len(b)]
 }

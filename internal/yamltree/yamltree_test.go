@@ -77,21 +77,6 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestSuggest(t *testing.T) {
-	words := []string{"holdDown", "link", "linkToken", "rules"}
-	for got, want := range map[string]string{
-		"holddown": "holdDown", "lnik": "link", "rule": "rules", "linktokn": "linkToken",
-		"metrics": "", "": "", "x": "", strings.Repeat("l", 1000): "",
-	} {
-		if want != "" {
-			want = ` (did you mean "` + want + `"?)`
-		}
-		if s := Suggest(got, words); s != want {
-			t.Errorf("%.20q: %q, want %q", got, s, want)
-		}
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	f.Add("a: {b: [c, 1, ~, *x]}\n<<: {}\n? [d]\n: e\n")
 	f.Add("- |\n x\n- >-\n y\n- !!t &a z\n")
@@ -149,7 +134,7 @@ func TestLinesThatEndWithCRLF(t *testing.T) {
 		t.Fatal(err)
 	}
 	entries, err := n.Map("a", "b", "c")
-	if err != nil || entries[0].Line() != 3 || entries[1].Line() != 5 || entries[2].Line() != 8 {
+	if err != nil || entries[0].line != 3 || entries[1].line != 5 || entries[2].line != 8 {
 		t.Errorf("%+v, %v", entries, err)
 	}
 	if s, err := entries[1].Text(); err != nil || s != "x\ny\n" {

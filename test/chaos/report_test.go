@@ -29,7 +29,7 @@ func TestReportMergesRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"before\n", "| 1 | 6.1 |  | 2 | 1.2 (at most 4.0) on 2 | 5 |", "| 2 | 6.12 |  | 3 | not known | 7 |", "In all 5 minutes: 12 operations, 2 faults, 0 differences.", "3 complete, 0 cut and seen as cut, 1 wrong", "| link cut | 2 | 3s | 3s | 3s |\n", "after\n",
+		"before\n", "| 1 | 6.1 |  | 2 | 1.2 (at most 4.0) on 2 | 5 |", "| 2 | 6.12 |  | 3 | not known | 7 |", "In all 5 minutes: 12 operations, 2 faults, 0 differences.", "3 complete, 0 cut and seen as cut, 1 wrong", "| link cut | 2 | 3s | 3s |\n", "after\n",
 	} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("no %q in\n%s", want, b)

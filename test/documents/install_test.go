@@ -39,8 +39,8 @@ func TestStepsOfInstallation(t *testing.T) {
 		name, heading, why string
 		steps              []string
 	}{
-		{"docs/host.md", "### macOS", "an instance that runs cannot be edited", []string{"limactl stop dev", "limactl edit dev"}},
-		{"docs/host.md", "### macOS", "Colima reads it when it starts", []string{"override.yaml", "colima restart"}},
+		{"docs/linux-vm.md", "## macOS", "an instance that runs cannot be edited", []string{"limactl stop dev", "limactl edit dev"}},
+		{"docs/linux-vm.md", "## macOS", "Colima reads it when it starts", []string{"override.yaml", "colima restart"}},
 		{"docs/remote.md", "", "host install refuses a guest without a token", []string{"fairlead host pair --guest web1", "fairlead host install -- --listen"}},
 		{"docs/remote.md", "## At boot", "a service has no variables of the shell", []string{"systemctl edit fairlead-agent", "/etc/conf.d/fairlead-agent", "Environment=HTTPS_PROXY"}},
 		{"docs/install.md", "## Upgrade without a package", "the unit of before lacks what a version needs", []string{"fairlead agent install -- FLAGS", "fairlead host install -- FLAGS"}},
@@ -63,7 +63,7 @@ func TestStepsOfInstallation(t *testing.T) {
 
 // Who installs has a release, which has no folder deploy.
 func TestInstallationNeedsNoRepository(t *testing.T) {
-	for _, name := range []string{"README.md", "docs/host.md", "docs/install.md", "docs/podman.md", "docs/rancher-desktop.md", "docs/remote.md", "docs/wsl.md"} {
+	for _, name := range []string{"README.md", "docs/install.md", "docs/linux-vm.md", "docs/podman.md", "docs/rancher-desktop.md", "docs/remote.md", "docs/wsl.md"} {
 		for line := range strings.Lines(document(t, name, "")) {
 			if strings.HasPrefix(line, "    ") && strings.Contains(line, "deploy/") {
 				t.Errorf("%s: %s", name, line)

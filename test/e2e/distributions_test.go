@@ -48,7 +48,7 @@ func TestDistributionsShareANetwork(t *testing.T) {
 			}
 			r.agent = r.guest.distribution(t, "first distribution",
 				reflectVariable+`=127.0.0.1:7001 "$0" & shift; "$@" & wait`, self, "-", binary,
-				"agent", "--link", r.link, "--control", r.agentCtl, "--forwards-file", filepath.Join(r.dir, "forwards.yaml"))
+				"agent", "--link", r.link, "--control", r.agentCtl, "--forwards-file", filepath.Join(r.dir, "forwards.json"))
 			r.startHost()
 			// A server that was there before the agent would have no name.
 			r.wantState("tcp 127.0.0.1:7001", "active")

@@ -96,7 +96,7 @@ func TestForwardsAtRunTime(t *testing.T) {
 		return nil
 	})
 	run(r.hostCtl, "deny", "--all")
-	says("Removed: deny 8080/tcp", r.hostCtl, "allow", "8080")
+	says("Removed: deny 8080/tcp\nStill closed: ", r.hostCtl, "allow", "8080")
 	if _, stderr, code := fairlead(t, "allow", "8080", "--control", r.hostCtl); code != 1 || !strings.Contains(stderr, `in effect: "deny all"`) {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
@@ -117,7 +117,7 @@ func TestForwardsAtRunTime(t *testing.T) {
 	open(28080)
 	run(r.hostCtl, "forward", "rm", "8080")
 	open(18080)
-	if out := run(r.agentCtl, "forward", "ls", "-o", "json"); !strings.Contains(out, filepath.Join(r.dir, "forwards.yaml")) {
+	if out := run(r.agentCtl, "forward", "ls", "-o", "json"); !strings.Contains(out, filepath.Join(r.dir, "forwards.json")) {
 		t.Errorf("%s", out)
 	}
 	run(r.agentCtl, "forward", "rm", "8080")
@@ -223,7 +223,7 @@ func TestExpose(t *testing.T) {
 	r.startHost()
 	open(false)
 	r.eventually("the file has no rule", func() error {
-		b, err := os.ReadFile(filepath.Join(r.dir, "host-forwards.yaml"))
+		b, err := os.ReadFile(filepath.Join(r.dir, "host-forwards.json"))
 		if strings.Contains(string(b), "expose") {
 			err = fmt.Errorf("%s", b)
 		}

@@ -156,13 +156,13 @@ func newRig(t testing.TB, agentFlags ...string) *rig {
 
 func (r *rig) startAgent() {
 	r.t.Helper()
-	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl, "--forwards-file", filepath.Join(r.dir, "forwards.yaml")}, r.tokenFlag()...)
+	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl, "--forwards-file", filepath.Join(r.dir, "forwards.json")}, r.tokenFlag()...)
 	r.agent = r.guest.start(r.t, append(args, r.agentFlags...)...)
 }
 
 func (r *rig) startHost() {
 	r.t.Helper()
-	args := append([]string{"host", "--connect", r.connect, "--control", r.hostCtl, "--forwards-file", filepath.Join(r.dir, "host-forwards.yaml")}, r.tokenFlag()...)
+	args := append([]string{"host", "--connect", r.connect, "--control", r.hostCtl, "--forwards-file", filepath.Join(r.dir, "host-forwards.json")}, r.tokenFlag()...)
 	r.host = r.outside.start(r.t, append(args, r.hostFlags...)...)
 }
 
@@ -250,17 +250,20 @@ func (s *space) truth() ([]string, error) {
 		local := f[4]
 		i := strings.LastIndexByte(local, ':')
 		host := strings.Trim(local[:i], "[]")
-		if host == "*" { // a dual-stack socket
-			host = "::"
-		}
 		if h, _, ok := strings.Cut(host, "%"); ok && !strings.HasPrefix(h, "fe80") {
 			host = h
+		}
+		hosts := []string{host}
+		if host == "*" { // a socket of both families
+			hosts = []string{"0.0.0.0", "::"}
 		}
 		p, err := port.ParseProtocol(f[0])
 		if err != nil {
 			return nil, err
 		}
-		seen[p.String()+" "+net.JoinHostPort(host, local[i+1:])] = true
+		for _, host := range hosts {
+			seen[p.String()+" "+net.JoinHostPort(host, local[i+1:])] = true
+		}
 	}
 	var keys []string
 	for k := range seen {

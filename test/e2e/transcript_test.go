@@ -23,11 +23,14 @@ import (
 	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 )
 
-var update = flag.Bool("update", false, "write the transcripts into docs/cli.md")
+var update = flag.Bool("update", false, "write the transcripts")
 
 const cliDoc = "../../docs/cli.md"
 
-// transcript is a block of docs/cli.md that shows what commands print.
+// transcripts are the files that show what commands print: to readers, and what they need not see.
+var transcripts = []string{cliDoc, "testdata/transcripts.txt"}
+
+// transcript is a block of these files.
 var transcript = regexp.MustCompile("(?m)^<!-- (tried|tried with [a-z, ]+) -->\n```\n((?s:.*?))```\n")
 
 // varies are texts that differ from run to run, and what the documentation has instead.
@@ -109,8 +112,7 @@ var (
 	cutOff = regexp.MustCompile(` ?[^ ]*…`)
 )
 
-// The transcripts in docs/cli.md are what the commands print, but for numbers
-// that differ from run to run.
+// The transcripts are what the commands print, but for numbers that differ from run to run.
 func TestDocumentedTranscripts(t *testing.T) {
 	r := newRig(t)
 	for name, text := range map[string]string{
@@ -139,60 +141,72 @@ func TestDocumentedTranscripts(t *testing.T) {
 		}
 		return nil
 	})
-	r.documented(10, tried{"tried", r.agentCtl})
+	r.documented(25, tried{"tried", r.agentCtl})
 }
 
 // tried are the transcripts below comments with a mark, and the control socket that their
 // commands ask.
 type tried struct{ mark, control string }
 
-// documented tries the transcripts in docs/cli.md with these marks.
+// documented tries the transcripts with these marks.
 func (r *rig) documented(atLeast int, of ...tried) {
 	t := r.t
 	t.Helper()
-	doc, err := os.ReadFile(cliDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
 	watched := time.Second // for a watch, which does not end by itself
-	r.eventually("docs/cli.md is what the commands print: go -C test test -tags root ./e2e -run Transcripts -update", func() error {
+	r.eventually("transcripts are what the commands print: go -C test test -tags root ./e2e -run Transcripts -update", func() error {
 		commands := 0
 		r.typed("fairlead config loglevel set info", r.agentCtl, watched) // the try before has changed it
-		fresh := transcript.ReplaceAllStringFunc(string(doc), func(block string) string {
-			mark, lines := transcript.FindStringSubmatch(block)[1], transcript.FindStringSubmatch(block)[2]
-			at := slices.IndexFunc(of, func(tr tried) bool { return tr.mark == mark })
-			if at < 0 {
-				return block
+		var differ error
+		for _, file := range transcripts {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
 			}
-			var out strings.Builder
-			for line := range strings.Lines(lines) {
-				command, ok := strings.CutPrefix(line, "$ ")
-				if !ok {
-					continue
+			shown, n := r.tried(string(b), watched, of)
+			commands += n
+			switch {
+			case *update:
+				if err := os.WriteFile(file, []byte(shown), 0o644); err != nil {
+					return err
 				}
-				commands++
-				out.WriteString(line + same(r.typed(command, of[at].control, watched), r.dir))
+			case alike(string(b)) != alike(shown):
+				diff := gocmp.Diff(strings.Split(alike(string(b)), "\n"), strings.Split(alike(shown), "\n"))
+				differ = errors.Join(differ, fmt.Errorf("%s (-) differs from the output (+):\n%s", file, diff))
 			}
-			return "<!-- " + mark + " -->\n```\n" + out.String() + "```\n"
-		})
+		}
 		if commands < atLeast {
 			t.Errorf("%d commands are tried: want at least %d", commands, atLeast)
 		}
-		if *update {
-			return os.WriteFile(cliDoc, []byte(fresh), 0o644)
+		if watched *= 2; differ != nil && watched > time.Minute {
+			t.Fatal(differ)
 		}
-		if alike(string(doc)) != alike(fresh) {
-			diff := gocmp.Diff(strings.Split(alike(string(doc)), "\n"), strings.Split(alike(fresh), "\n"))
-			if watched *= 2; watched > time.Minute {
-				t.Fatalf("docs/cli.md (-) differs from the output (+):\n%s", diff)
-			}
-			return fmt.Errorf("docs/cli.md (-) differs from the output (+), which perhaps takes longer:\n%s", diff)
-		}
-		return nil
+		return differ // which perhaps takes longer
 	})
 }
 
-// So are those about containers, whose engine is one of this test, and about a host on which
+// tried returns a file with what the commands of its transcripts print now, and their number.
+func (r *rig) tried(text string, watched time.Duration, of []tried) (shown string, commands int) {
+	shown = transcript.ReplaceAllStringFunc(text, func(block string) string {
+		mark, lines := transcript.FindStringSubmatch(block)[1], transcript.FindStringSubmatch(block)[2]
+		at := slices.IndexFunc(of, func(tr tried) bool { return tr.mark == mark })
+		if at < 0 {
+			return block
+		}
+		var out strings.Builder
+		for line := range strings.Lines(lines) {
+			command, ok := strings.CutPrefix(line, "$ ")
+			if !ok {
+				continue
+			}
+			commands++
+			out.WriteString(line + same(r.typed(command, of[at].control, watched), r.dir))
+		}
+		return "<!-- " + mark + " -->\n```\n" + out.String() + "```\n"
+	})
+	return shown, commands
+}
+
+// So are the transcripts about containers, whose engine is one of this test, and about a host on which
 // another program has a port.
 func TestDocumentedTranscriptsOfContainers(t *testing.T) {
 	published := func(n string) string { return fmt.Sprintf(`"80/tcp":[{"HostIp":"0.0.0.0","HostPort":%q}]`, n) }
@@ -209,7 +223,7 @@ func TestDocumentedTranscriptsOfContainers(t *testing.T) {
 	r.wantState("tcp 0.0.0.0:8081", "active")
 	r.wantState("tcp 0.0.0.0:9000", "denied")
 	r.wantState("tcp 127.0.0.1:5000", "conflict")
-	r.documented(9, tried{"tried with containers", r.agentCtl}, tried{"tried with containers, on the host", r.hostCtl})
+	r.documented(20, tried{"tried with containers", r.agentCtl}, tried{"tried with containers, on the host", r.hostCtl})
 }
 
 // typed runs a command line as a person would, and adds its exit code if it is not 0.

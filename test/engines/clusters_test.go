@@ -65,7 +65,7 @@ func TestTwoClusters(t *testing.T) {
 	c.writeKubeconfig(first, "token")
 	c.writeKubeconfig(same, "token")
 	c.service("web", "NodePort", nil, svcPort("a", "TCP", 80, 30080))
-	p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", first+","+same+","+second, "--forwards-file", filepath.Join(dir, "forwards.yaml"))
+	p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", first+","+same+","+second, "--forwards-file", filepath.Join(dir, "forwards.json"))
 	p.inCluster("tcp 0.0.0.0:30080", "web", "")
 
 	other := c.second(second)

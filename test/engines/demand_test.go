@@ -37,9 +37,9 @@ func (p *peers) rule(name string, s port.State, reason string) {
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(f.Rules, func(r status.ForwardRule) bool { return r.Name == name })
-		if i < 0 || f.Rules[i].State != s.String() || !strings.Contains(f.Rules[i].Reason, reason) {
-			return fmt.Errorf("rules %+v: want %q %s with reason %q", f.Rules, name, s, reason)
+		i := slices.IndexFunc(f.Requests, func(r status.Requested) bool { return r.Request.String() == name })
+		if i < 0 || f.Requests[i].State != s.String() || !strings.Contains(f.Requests[i].Reason, reason) {
+			return fmt.Errorf("requests %+v: want %q %s with reason %q", f.Requests, name, s, reason)
 		}
 		return nil
 	})
@@ -137,7 +137,7 @@ func (p *peers) hosted(engine func(args ...string), to string) {
 func TestDockerForwardsOnDemand(t *testing.T) {
 	d := dockerd(t)
 	dockerImage(t)
-	file := filepath.Join(t.TempDir(), "forwards.yaml")
+	file := filepath.Join(t.TempDir(), "forwards.json")
 	p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--forwards-file", file)
 	eventually(t, func() error { _, err := p.list(); return err })
 	engine := func(args ...string) { run(t, "docker", args...) }
@@ -160,7 +160,7 @@ func TestDockerDeniesOnDemand(t *testing.T) {
 	dockerImage(t)
 	config := denySecrets(t)
 	p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--config", config,
-		"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
+		"--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
 	eventually(t, func() error { _, err := p.list(); return err })
 	run(t, "docker", serving("secret", "secret", "--label", "secret=yes")...)
 	p.forward("add", "secret:8000", "--to", "18000")
@@ -174,7 +174,7 @@ func TestContainerdForwardsOnDemand(t *testing.T) {
 	d := startContainerd(t)
 	containerdImage(t)
 	p := startPeers(t, "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket,
-		"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
+		"--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
 	eventually(t, func() error { _, err := p.list(); return err })
 	engine := func(args ...string) { must(t, args...) }
 	p.asksForWeb(engine)
@@ -212,7 +212,7 @@ func TestKubeForwardsOnDemand(t *testing.T) {
 	c := startCluster(t)
 	pod := startPod(t, "192.168.77.10")
 	c.startProxy("iptables")
-	p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig, "--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
+	p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig, "--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
 	eventually(t, func() error { _, err := p.list(); return err })
 	p.forward("add", "svc/default/web:80", "--to", "18080")
 	p.rule("forward svc/default/web:80/tcp", port.Pending, "there is no Service default/web")

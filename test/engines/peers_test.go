@@ -133,11 +133,8 @@ func (p *peers) ruled(slot string, kind port.OwnerKind, namespace, name string) 
 	})
 }
 
-// is reports whether a publication has a key. The two wildcards of one owner are one
-// publication.
-func is(pub status.Publication, key string) bool {
-	return pub.Key().String() == key || pub.DualStack && pub.Key().String() == strings.Replace(key, "0.0.0.0", "[::]", 1)
-}
+// is reports whether a publication has a key.
+func is(pub status.Publication, key string) bool { return pub.Key().String() == key }
 
 // listed waits until a publication is listed, in whatever state.
 func (p *peers) listed(key string) {

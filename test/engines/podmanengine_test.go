@@ -160,7 +160,7 @@ func TestPodmanService(t *testing.T) {
 	if err := os.WriteFile(rules, []byte("rules:\n- {match: {owner: container, name: 'secret*'}, action: deny}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p, c := readyPeers(t, "--source", "socket,nat,docker,podman", "--config", rules, "--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
+	p, c := readyPeers(t, "--source", "socket,nat,docker,podman", "--config", rules, "--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
 	asleep := func() {
 		t.Helper()
 		sourceIs(t, c, "podman", "asleep")

@@ -110,8 +110,8 @@ func TestDockerForwardsAtRunTime(t *testing.T) {
 	d := dockerd(t)
 	dockerImage(t)
 	dir := t.TempDir()
-	p := startPeersWith(t, []string{"--forwards-file", filepath.Join(dir, "host-forwards.yaml")}, "--source", "socket,nat,docker",
-		"--docker-host", "unix://"+dockerSocket, "--forwards-file", filepath.Join(dir, "forwards.yaml"))
+	p := startPeersWith(t, []string{"--forwards-file", filepath.Join(dir, "host-forwards.json")}, "--source", "socket,nat,docker",
+		"--docker-host", "unix://"+dockerSocket, "--forwards-file", filepath.Join(dir, "forwards.json"))
 	host := p.onHost()
 	other, err := p.outside.Listen("tcp4", "127.0.0.1:8040") // of another program on the host
 	if err != nil {
@@ -201,7 +201,7 @@ func TestDockerExposedAndNamed(t *testing.T) {
 	d := dockerd(t)
 	dockerImage(t)
 	dir := t.TempDir()
-	p := startPeersWith(t, []string{"--bind", "asked", "--names", "127.0.0.1:80", "--forwards-file", filepath.Join(dir, "host-forwards.yaml")},
+	p := startPeersWith(t, []string{"--bind", "asked", "--names", "127.0.0.1:80", "--forwards-file", filepath.Join(dir, "host-forwards.json")},
 		"--config", obeyLabels(t), "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
 	host := p.onHost()
 	for _, args := range []string{"link add lan0 type veth peer name far0", "link set far0 up", "addr add " + lan + "/24 dev lan0", "link set lan0 up"} {

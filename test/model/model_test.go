@@ -123,7 +123,7 @@ func (r *runner) apply(o operation) {
 	}
 	switch o.kind {
 	case putSocket:
-		r.put("socket", socket(n))
+		r.put("socket", socket(n)...)
 	case putNAT:
 		r.put("nat", natRule(n))
 	case putClaim:
@@ -175,9 +175,11 @@ func (r *runner) apply(o operation) {
 }
 
 // put reports one binding.
-func (r *runner) put(source string, b port.Binding) {
-	r.ref.set(source, b)
-	r.feeds[source].Apply(port.Change{Put: []port.Binding{b}})
+func (r *runner) put(source string, bs ...port.Binding) {
+	for _, b := range bs {
+		r.ref.set(source, b)
+	}
+	r.feeds[source].Apply(port.Change{Put: bs})
 }
 
 // replace reports the whole set, without those of which a bit in gone is set.
@@ -306,8 +308,6 @@ func (r *runner) compare(w *published, g port.Publication) error {
 	switch {
 	case !slices.Equal(origins, entries):
 		return fmt.Errorf("origins %q, want %q", origins, entries)
-	case g.DualStack != w.dual:
-		return fmt.Errorf("dual stack %v, want %v", g.DualStack, w.dual)
 	case !slices.Equal(g.Dial, w.dial):
 		return fmt.Errorf("dials %v, want %v", g.Dial, w.dial)
 	case !g.Owner.Same(w.owner):

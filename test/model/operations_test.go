@@ -148,14 +148,14 @@ func anyKey(n [6]int, chosen int) port.Key {
 	return k
 }
 
-// socket returns what an operation puts into the set of sockets.
-func socket(n [6]int) port.Binding {
+// socket returns what an operation puts into the set of sockets: both halves of one that takes
+// both families, of which either may be dropped later.
+func socket(n [6]int) []port.Binding {
 	b := port.Binding{Key: anyKey(n, n[5])}
 	b.Dial = []netip.AddrPort{b.AddrPort()}
 	if b.Address.IsUnspecified() {
 		b.Dial = []netip.AddrPort{netip.AddrPortFrom(port.Loopback(b.Address), b.Port)}
 	}
-	b.DualStack = b.Address == netip.IPv6Unspecified() && n[3]%2 == 0
 	b.Hints.Cgroup = 1 // of no container
 	switch n[4] % 8 {
 	case 0, 1:
@@ -173,7 +173,14 @@ func socket(n [6]int) port.Binding {
 	if relay(&entry{Binding: b}) {
 		b.Origin.ID += " of " + b.Owner.Name
 	}
-	return b
+	if b.Address != netip.IPv6Unspecified() || n[3]%2 != 0 {
+		return []port.Binding{b}
+	}
+	half := b
+	half.Address, half.Mapped = netip.IPv4Unspecified(), true
+	half.Dial = []netip.AddrPort{netip.AddrPortFrom(port.Loopback(half.Address), half.Port)}
+	half.Origin.ID += "/4"
+	return []port.Binding{b, half}
 }
 
 // natRule returns what an operation puts into the set of NAT rules.

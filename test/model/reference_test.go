@@ -272,6 +272,14 @@ func (r *reference) withheld(e *entry) bool {
 	return !e.Withheld.IsZero() || e.Maker == port.MakerCNI && r.left(e)
 }
 
+// idle reports whether an entry takes no connections: it is withheld, or it is the IPv4 half of a
+// socket at ::, and a socket of IPv4 is preferred.
+func (r *reference) idle(e *entry) bool {
+	return r.withheld(e) || e.Mapped && slices.ContainsFunc(slices.Collect(maps.Values(r.entries["socket"])), func(o *entry) bool {
+		return o.Key == e.Key && !o.Mapped && o.Withheld.IsZero()
+	})
+}
+
 // slot returns the entries of a protocol and port in their order.
 func (r *reference) slot(p port.Protocol, n uint16) (out []*entry) {
 	for _, set := range r.entries {
@@ -306,14 +314,11 @@ func at(all []*entry, a netip.Addr) (out []*entry) {
 // serving returns the entries of the address whose socket gets what is sent to to.
 func (r *reference) serving(p port.Protocol, to netip.AddrPort) []*entry {
 	all := slices.DeleteFunc(r.slot(p, to.Port()), (*entry).nat)
-	candidates := []netip.Addr{to.Addr(), netip.IPv6Unspecified()}
-	if to.Addr().Is4() {
-		candidates = []netip.Addr{to.Addr(), netip.IPv4Unspecified(), netip.IPv6Unspecified()}
-	}
+	candidates := []netip.Addr{to.Addr(), everywhere(to.Addr())}
 	for _, a := range candidates {
 		ms := at(all, a)
 		if slices.ContainsFunc(ms, func(e *entry) bool {
-			return e.Origin.Source == "socket" && e.Withheld.IsZero() && (e.DualStack || a.Is4() == to.Addr().Is4())
+			return e.Origin.Source == "socket" && e.Withheld.IsZero()
 		}) {
 			return ms
 		}
@@ -371,10 +376,10 @@ func (r *reference) best(ms []*entry) (owner port.Owner, known level, stale bool
 
 // free returns the entries of a key that are not withheld, all if all are.
 func (r *reference) free(ms []*entry) []*entry {
-	if !slices.ContainsFunc(ms, func(e *entry) bool { return !r.withheld(e) }) {
+	if !slices.ContainsFunc(ms, func(e *entry) bool { return !r.idle(e) }) {
 		return ms
 	}
-	return slices.DeleteFunc(slices.Clone(ms), r.withheld)
+	return slices.DeleteFunc(slices.Clone(ms), r.idle)
 }
 
 // owning returns the entries whose owners count for a key: of those that are withheld only
@@ -420,7 +425,6 @@ func (r *reference) ownerOf(ms []*entry) (owner port.Owner, known level) {
 // published is a publication as the reference has it.
 type published struct {
 	key         port.Key
-	dual        bool
 	owner       port.Owner
 	known       level
 	rule        uint64
@@ -455,35 +459,10 @@ func (r *reference) publishSlot(s port.Slot, out map[port.Key]*published) {
 			out[e.Key] = r.publish(at(slot, e.Address), slot)
 		}
 	}
-	k4 := port.Key{Protocol: s.Protocol, Address: netip.IPv4Unspecified(), Port: s.Port}
-	k6 := port.Key{Protocol: s.Protocol, Address: netip.IPv6Unspecified(), Port: s.Port}
-	v4, v6 := out[k4], out[k6]
-	if v4 == nil || v6 == nil {
-		return
-	}
-	switch w4, w6 := r.allWithheld(v4), r.allWithheld(v6); {
-	case w4 && !w6: // nothing is known to serve IPv4 but the IPv6 socket
-	case w4 != w6, !v4.owner.Same(v6.owner), v4.owner.ID == "":
-		v6.dual = false
-		v6.dial = slices.DeleteFunc(slices.Clone(v6.dial), func(a netip.AddrPort) bool { return a.Addr().Is4() })
-	default:
-		v6.dual, v6.hidden = true, w6
-		v6.entries = append(slices.Clone(v4.entries), v6.entries...)
-		v6.dial = addNew(slices.Clone(v4.dial), v6.dial)
-		for _, o := range v4.rivals {
-			v6.rivals = addOwner(v6.rivals, o)
-		}
-		for _, o := range v4.leads {
-			v6.leads = addOwner(v6.leads, o)
-		}
-		v6.ownerItems = append(v6.ownerItems, v4.ownerItems...)
-		v6.targetItems = append(v6.targetItems, v4.targetItems...)
-		delete(out, k4)
-	}
 }
 
 func (r *reference) allWithheld(p *published) bool {
-	return p.hidden || !slices.ContainsFunc(p.entries, func(e *entry) bool { return !r.withheld(e) })
+	return p.hidden || !slices.ContainsFunc(p.entries, func(e *entry) bool { return !r.idle(e) })
 }
 
 func addNew(to, from []netip.AddrPort) []netip.AddrPort {
@@ -502,7 +481,6 @@ func (r *reference) publish(ms, slot []*entry) *published {
 	free, owning := r.free(ms), r.owning(ms)
 	p.rule = free[0].Rule
 	for _, e := range free {
-		p.dual = p.dual || e.DualStack
 		p.dial = addNew(p.dial, e.Dial)
 		if e.Rule != p.rule {
 			p.rule = 0
@@ -757,9 +735,6 @@ func (r *reference) step() map[port.Key]*published {
 	clear(r.last)
 	for k, p := range pubs {
 		r.last[k] = p.owner
-		for _, e := range p.entries { // of a dual-stack port also the other half
-			r.last[e.Key] = p.owner
-		}
 	}
 	return pubs
 }

@@ -110,14 +110,13 @@ func (s ruleset) compile(t *testing.T) *rules.Set {
 // subject is what rules look at.
 type subject struct {
 	key     port.Key
-	dual    bool
 	sources []string
 	owner   port.Owner
 }
 
 // matches reports whether a rule matches, and whether it does but for the owner.
 func (l *rule) matches(s subject) (all, butOwner bool) {
-	wild := s.key.Address.IsUnspecified() || s.dual
+	wild := s.key.Address.IsUnspecified()
 	butOwner = (l.port == 0 || l.port == s.key.Port) && (!l.wildcard || wild) && (l.source == "" || slices.Contains(s.sources, l.source))
 	owner := (l.kind == port.OwnerUnknown || l.kind == s.owner.Kind) && strings.HasPrefix(s.owner.Name, l.name) &&
 		(l.zone == "" || s.owner.Labels["zone"] == l.zone)
@@ -151,7 +150,7 @@ func everywhere(a netip.Addr) netip.Addr {
 }
 
 func (r *reference) subject(p *published, owner port.Owner) (s subject, held bool) {
-	s = subject{key: p.key, dual: p.dual, owner: owner}
+	s = subject{key: p.key, owner: owner}
 	declared := false
 	for _, e := range p.entries {
 		s.sources = append(s.sources, e.Origin.Source)
@@ -210,23 +209,17 @@ func (s ruleset) denies(r *reference, p *published, owner port.Owner) *rule {
 }
 
 // asks returns the host addresses that the agent asks for without a rule.
-func (s ruleset) asks(p *published) (out []netip.AddrPort) {
-	addrs := []netip.Addr{port.Loopback(p.key.Address)}
-	if p.dual {
-		addrs = []netip.Addr{port.Loopback(netip.IPv4Unspecified()), port.Loopback(p.key.Address)}
+func (s ruleset) asks(p *published) []netip.AddrPort {
+	a := port.Loopback(p.key.Address)
+	if s.all && p.key.Address.IsUnspecified() {
+		a = everywhere(a)
 	}
-	for _, a := range addrs {
-		if s.all && p.key.Address.IsUnspecified() {
-			a = everywhere(a)
-		}
-		out = addNew(out, []netip.AddrPort{netip.AddrPortFrom(a, p.key.Port)})
-	}
-	return out
+	return []netip.AddrPort{netip.AddrPortFrom(a, p.key.Port)}
 }
 
 // host is what the host decides about what the agent wants.
 func (s ruleset) host(p port.Publication) []netip.AddrPort {
-	sub := subject{key: p.Key, dual: p.DualStack, owner: p.Owner, sources: []string{p.Origins[0].Source}}
+	sub := subject{key: p.Key, owner: p.Owner, sources: []string{p.Origins[0].Source}}
 	var hosts []netip.AddrPort
 	for _, a := range p.Decision.Host {
 		ip := a.Addr()

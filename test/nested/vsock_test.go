@@ -70,7 +70,7 @@ func (h *hostPeer) pair(token string) {
 func (h *hostPeer) start(cid uint32) {
 	h.t.Helper()
 	cmd := exec.Command(h.binary, "host", "--connect", fmt.Sprintf("vm=vsock://%d:1023", cid), "--link-token", h.token,
-		"--control", h.control, "--forwards-file", filepath.Join(filepath.Dir(h.token), "forwards.yaml"))
+		"--control", h.control, "--forwards-file", filepath.Join(filepath.Dir(h.token), "forwards.json"))
 	h.process = program.Start(h.t, program.Command{Cmd: cmd, Name: "host", Trace: true})
 }
 

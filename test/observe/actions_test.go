@@ -40,7 +40,7 @@ func changesRig(t *testing.T) (r *rig, host *status.Client) {
 	}
 	state := t.TempDir()
 	r = newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, publishing("a", "my_web", "8081"), publishing("b", "<img src=x id=e>", "8082")),
-		"--forwards-file", filepath.Join(state, "guest.yaml"))
+		"--forwards-file", filepath.Join(state, "guest.json"))
 	r.listen("127.0.0.1:8080")
 	for _, at := range []string{"0.0.0.0:8081", "0.0.0.0:8082"} { // IPv4 alone, as the engine says
 		l, err := r.guest.Listen("tcp4", at)
@@ -55,7 +55,7 @@ func changesRig(t *testing.T) (r *rig, host *status.Client) {
 		t.Fatal(err)
 	}
 	r.startAgent()
-	r.hostPage(t, "dev", "--bind", "asked", "--names", "127.0.0.1:8000", "--forwards-file", filepath.Join(state, "host.yaml"))
+	r.hostPage(t, "dev", "--bind", "asked", "--names", "127.0.0.1:8000", "--forwards-file", filepath.Join(state, "host.json"))
 	return r, status.NewClient(filepath.Join(r.dir, "h", "s"))
 }
 
@@ -81,15 +81,15 @@ func (r *rig) reach(address string, want bool) {
 	})
 }
 
-// names are those of the rules that were added.
+// ruleNames are the requests that were made, by name.
 func ruleNames(t *testing.T, c *status.Client) (list []string) {
 	t.Helper()
 	f, err := c.Forwards(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range f.Rules {
-		list = append(list, r.Name)
+	for _, r := range f.Requests {
+		list = append(list, r.Request.String())
 	}
 	return list
 }
@@ -244,7 +244,7 @@ func TestPageActions(t *testing.T) {
 	})
 
 	t.Run("what the command line changes is shown", func(t *testing.T) {
-		q := forwards.Request{Op: forwards.Add, Protocol: port.TCP, Port: 3000}
+		q := forwards.Request{Op: forwards.Forward, Protocol: port.TCP, Port: 3000}
 		if _, err := host.ChangeForwards(t.Context(), q); err != nil {
 			t.Fatal(err)
 		}
@@ -314,7 +314,7 @@ func TestPageActions(t *testing.T) {
 
 // An agent that does not answer does not hold up what is asked for afterwards.
 func TestPageDoesNotWaitForEver(t *testing.T) {
-	r := newRig(t, "--forwards-file", filepath.Join(t.TempDir(), "guest.yaml")).start()
+	r := newRig(t, "--forwards-file", filepath.Join(t.TempDir(), "guest.json")).start()
 	r.listen("127.0.0.1:8080")
 	p := r.page(newChromium(t, r.guest), t, 1280, 800)
 	p.wait("the port", portsIn, "8080")
@@ -330,7 +330,7 @@ func TestPageDoesNotWaitForEver(t *testing.T) {
 
 // The page of an agent does what can be done in the guest, and says where the rest is done.
 func TestPageActionsInTheGuest(t *testing.T) {
-	r := newRig(t, "--forwards-file", filepath.Join(t.TempDir(), "guest.yaml")).start()
+	r := newRig(t, "--forwards-file", filepath.Join(t.TempDir(), "guest.json")).start()
 	r.listen("127.0.0.1:8080")
 	udp, err := r.guest.ListenPacket("udp", "0.0.0.0:5353")
 	if err != nil {
@@ -377,14 +377,14 @@ func (r *rig) bridge() {
 func TestPageActionsByNameAndGuest(t *testing.T) {
 	state := t.TempDir()
 	r := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, container("a", "web", "172.30.0.2")),
-		"--forwards-file", filepath.Join(state, "guest.yaml"))
+		"--forwards-file", filepath.Join(state, "guest.json"))
 	lab := newRig(t, "--source", "socket,docker", "--docker-host", enginetest.Docker(t, container("b", "db", "172.30.0.3")))
 	for _, g := range []*rig{r, lab} {
 		g.bridge()
 		g.startAgent()
 	}
 	r.listen("127.0.0.1:80")
-	url := r.hostPage(t, "dev", "--connect", "lab=unix://"+filepath.Join(lab.dir, "l", "s"), "--forwards-file", filepath.Join(state, "host.yaml"),
+	url := r.hostPage(t, "dev", "--connect", "lab=unix://"+filepath.Join(lab.dir, "l", "s"), "--forwards-file", filepath.Join(state, "host.json"),
 		"--names-tls", "127.0.0.1:8443")
 	host := status.NewClient(filepath.Join(r.dir, "h", "s"))
 	p := newChromium(t, r.outside).open(t, url, 1280, 900)
@@ -413,7 +413,7 @@ func TestPageActionsByNameAndGuest(t *testing.T) {
 	}
 	add := func(c *status.Client, q forwards.Request) {
 		t.Helper()
-		q.Op = forwards.Add
+		q.Op = forwards.Forward
 		if _, err := c.ChangeForwards(t.Context(), q); err != nil {
 			t.Fatal(err)
 		}

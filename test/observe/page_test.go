@@ -373,7 +373,7 @@ func TestPageShowsWhatGuestsDoNotPublish(t *testing.T) {
 	other := `{"Id":"` + strings.Repeat("a", 64) + `","Name":"/other","Names":["/other"],"State":{"Status":"running","Running":true},"HostConfig":{},"Config":{},
 		"NetworkSettings":{"Networks":{},"Ports":{}}}`
 	r := newRig(t, "--rules-file", rules, "--source", "socket,nat,docker", "--docker-host", enginetest.Docker(t, other),
-		"--forwards-file", filepath.Join(t.TempDir(), "forwards.yaml"))
+		"--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
 	r.startAgent()
 	r.listen("127.0.0.1:8080")
 	r.listen("127.0.0.1:9229")

@@ -135,7 +135,7 @@ func (a *totals) add(family string, found map[string]int) {
 	}
 }
 
-// String is a table as docs/nat.md has it.
+// String is a table of all classes, for the log.
 func (a *totals) String() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -113,23 +113,13 @@ func (r *run) truth() (map[port.Key]*served, error) {
 				clients[k]++
 				continue
 			}
-			s := all[k]
-			if s == nil {
-				s = new(served)
-				all[k] = s
-			}
-			switch {
-			case k.Protocol == port.UDP || h.Listening:
+			if k.Protocol == port.UDP || h.Listening {
 				serving[k]++
-				s.serving = append(s.serving, h)
-				if r.unseen[h.ID] {
-					s.optional = true
-				}
-			case h.MPTCP || !r.boundSeen:
-				s.optional = true
-				fallthrough
-			default:
-				s.bound = append(s.bound, h)
+			}
+			r.serves(all, k, h)
+			if k.Address == netip.IPv6Unspecified() && !h.V6Only {
+				k.Address = netip.IPv4Unspecified()
+				r.serves(all, k, h)
 			}
 		}
 	}
@@ -144,6 +134,27 @@ func (r *run) truth() (map[port.Key]*served, error) {
 		return nil, fmt.Errorf("socket diag has %v, and the actors have %v", have, serving)
 	}
 	return all, nil
+}
+
+// serves adds a socket to what the kernel has at a key.
+func (r *run) serves(all map[port.Key]*served, k port.Key, h held) {
+	s := all[k]
+	if s == nil {
+		s = new(served)
+		all[k] = s
+	}
+	switch {
+	case k.Protocol == port.UDP || h.Listening:
+		s.serving = append(s.serving, h)
+		if r.unseen[h.ID] {
+			s.optional = true
+		}
+	case h.MPTCP || !r.boundSeen:
+		s.optional = true
+		fallthrough
+	default:
+		s.bound = append(s.bound, h)
+	}
 }
 
 // comparison collects differences.
@@ -175,7 +186,6 @@ func (r *run) compare(touched map[slot]bool, owners bool) error {
 	for _, p := range list.Publications {
 		c.have[p.Key()] = p
 	}
-	c.mergeFamilies()
 	c.tables(owners)
 	if len(c.found) == 0 {
 		for _, s := range slices.SortedFunc(maps.Keys(touched), func(a, b slot) int {
@@ -185,23 +195,6 @@ func (r *run) compare(touched map[slot]bool, owners bool) error {
 		}
 	}
 	return errors.Join(c.found...)
-}
-
-// mergeFamilies puts sockets of the IPv4 wildcard to those of the IPv6 one where they
-// are one publication, as those of one owner are.
-func (c *comparison) mergeFamilies() {
-	for k, s := range c.want {
-		_, published := c.have[k]
-		both := k
-		both.Address = netip.IPv6Unspecified()
-		if p, ok := c.have[both]; k.Address != netip.IPv4Unspecified() || published || !ok || !p.DualStack {
-			continue
-		}
-		if o := c.want[both]; o != nil {
-			c.want[both] = &served{slices.Concat(o.serving, s.serving), slices.Concat(o.bound, s.bound), o.optional || s.optional}
-			delete(c.want, k)
-		}
-	}
 }
 
 func (c *comparison) tables(owners bool) {
@@ -335,16 +328,12 @@ func (c *comparison) reached(k port.Key, ids map[string]bool) (yes, other bool) 
 
 // local returns the guest's addresses that a wildcard serves.
 func (r *run) local(wildcard netip.Addr) []netip.Addr {
-	var texts []string
+	texts, second := []string{"127.0.0.1", address4}, second4
 	if wildcard.Is6() {
-		texts = []string{"::1", address6}
-		if r.second {
-			texts = append(texts, second6)
-		}
+		texts, second = []string{"::1", address6}, second6
 	}
-	texts = append(texts, "127.0.0.1", address4)
 	if r.second {
-		texts = append(texts, second4)
+		texts = append(texts, second)
 	}
 	var list []netip.Addr
 	for _, text := range texts {

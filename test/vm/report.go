@@ -267,7 +267,7 @@ func (m *matrix) write(file, arch string) error {
 }
 
 // compare returns an error for each method that is another one than the tables of a file
-// have. Kernels that they lack are named in log.
+// have, or that they lack. Kernels that they lack are named in log.
 func (m *matrix) compare(file, arch string, log io.Writer) (err error) {
 	_, tables, _, err := readReport(file, arch)
 	if err != nil {
@@ -284,10 +284,17 @@ func (m *matrix) compare(file, arch string, log io.Writer) (err error) {
 			_, _ = fmt.Fprintf(log, "vm: %s has no methods of %s to compare\n", file, title)
 			continue
 		}
+		known := make(map[string]bool)
 		for row := range strings.Lines(rows) {
 			row := cells(row)
+			known[row[0]] = true
 			if got := c.cell(row[0]); got != "" && i < len(row) && got != row[i] {
 				err = errors.Join(err, fmt.Errorf("%s: %s by %s; %s has %s", title, row[0], got, file, row[i]))
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(c.methods)) {
+			if !known[name] {
+				err = errors.Join(err, fmt.Errorf("%s: %s by %s; %s does not have it", title, name, c.cell(name), file))
 			}
 		}
 	}

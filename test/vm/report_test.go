@@ -11,6 +11,61 @@ import (
 	"testing"
 )
 
+// The tables in the documents are as the report writes them.
+func TestReportOfDocuments(t *testing.T) {
+	for _, a := range architectures() {
+		_, want, _, err := readReport("../../docs/kernels.md", a.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := reported(t, want)
+		if got := "\n" + m.tables() + "\n"; got != want {
+			t.Errorf("%s: the report of these results is\n%s\nand the document has\n%s", a.name, got, want)
+		}
+	}
+}
+
+// reported returns the results of which tables are.
+func reported(t *testing.T, tables string) *matrix {
+	t.Helper()
+	_, list, _ := strings.Cut(strings.TrimSuffix(strings.TrimSpace(tables), "."), "Releases: ")
+	var m matrix
+	var all []*column
+	for _, release := range strings.Split(list, ", ") {
+		m.begin(kernel{version: release, release: release})
+		all = append(all, m.kernels[release])
+	}
+	kind := ""
+	for line := range strings.Lines(tables) {
+		row := cells(line)
+		switch {
+		case !strings.HasPrefix(line, "| ") || row[0] == "capability" || strings.HasPrefix(row[0], "test of"):
+			if strings.HasPrefix(line, "| ") {
+				kind = row[0] + " " + row[1]
+			}
+		case kind == "capability by":
+			for _, title := range strings.Split(row[3], ", ") {
+				for _, c := range all {
+					if c.title() == title {
+						c.methods[row[0]] += ": " + row[2]
+					}
+				}
+			}
+		default:
+			for i, c := range all {
+				switch cell := row[1+i]; {
+				case cell == "–":
+				case strings.HasPrefix(kind, "test"):
+					c.tests[row[0]] = cell == "passed"
+				default:
+					c.methods[row[0]] = cell
+				}
+			}
+		}
+	}
+	return &m
+}
+
 func TestReport(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kernels.md")
 	if err := os.WriteFile(file, []byte("# Kernels\n\n"+reportBegin("amd64")+"old\n"+reportEnd+"\nafter\n"), 0o600); err != nil {
@@ -89,6 +144,11 @@ Releases: 5.10.0-46-cloud-amd64, 6.12.117-microsoft-standard-WSL2, 7.2.13+deb14-
 	m.add([]byte(`{"Action":"attr","Package":"6.1/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"poll"}`))
 	if err := m.compare(file, "amd64", io.Discard); err == nil || err.Error() != "Linux 7.2: tcp-listen by kprobe; "+file+" has fentry" {
 		t.Errorf("another method: error %v", err)
+	}
+	m.add([]byte(`{"Action":"attr","Package":"sid/test/e2e","Test":"TestMethods","Key":"capability/tcp-listen","Value":"fentry"}`))
+	m.add([]byte(`{"Action":"attr","Package":"5.10/test/e2e","Test":"TestMethods","Key":"capability/nft-filter","Value":"socket"}`))
+	if err := m.compare(file, "amd64", io.Discard); err == nil || err.Error() != "Linux 5.10: nft-filter by socket; "+file+" does not have it" {
+		t.Errorf("a capability that the file lacks: error %v", err)
 	}
 	if err := os.WriteFile(file, []byte("# Kernels\n"), 0o600); err != nil {
 		t.Fatal(err)

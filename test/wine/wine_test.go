@@ -19,11 +19,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write the transcript into docs/cli.md")
+var update = flag.Bool("update", false, "write the transcript")
 
-const cliDoc = "../../docs/cli.md"
+const golden = "testdata/transcript.txt"
 
-// transcript is the block of docs/cli.md that shows what commands print on Windows.
+// transcript is the block of this file that shows what commands print on Windows.
 var transcript = regexp.MustCompile("(?m)^<!-- tried under wine -->\n```\n((?s:.*?))```\n")
 
 // user is the directory of wine's user.
@@ -78,8 +78,8 @@ func forget(t *testing.T, dir, exe string) {
 	}
 }
 
-// What docs/cli.md shows of fairlead.exe is what it prints.
-func TestDocumentedTranscript(t *testing.T) {
+// What the transcript shows of fairlead.exe is what it prints.
+func TestTranscript(t *testing.T) {
 	dir := t.TempDir()
 	exe := filepath.Join(dir, "fairlead.exe")
 	build := exec.Command("go", "build", "-o", exe, "./cmd/fairlead")
@@ -96,7 +96,7 @@ func TestDocumentedTranscript(t *testing.T) {
 		}
 	}
 	forget(t, dir, exe)
-	doc, err := os.ReadFile(cliDoc)
+	doc, err := os.ReadFile(golden)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,13 +115,13 @@ func TestDocumentedTranscript(t *testing.T) {
 		t.Errorf("%d commands are tried: want at least 7", tried)
 	}
 	if *update {
-		if err := os.WriteFile(cliDoc, []byte(fresh), 0o644); err != nil {
+		if err := os.WriteFile(golden, []byte(fresh), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
 	// Where lines are continued depends on the name of wine's user.
 	if diff := cmp.Diff(strings.Fields(string(doc)), strings.Fields(fresh)); diff != "" {
-		t.Errorf("docs/cli.md (-) differs from the output (+): go -C test test -tags wine ./wine -update\n%s", diff)
+		t.Errorf("%s (-) differs from the output (+): go -C test test -tags wine ./wine -update\n%s", golden, diff)
 	}
 }

@@ -41,8 +41,42 @@ func (f *Facts) chain(p *Publication) Chain {
 	if g, lost := f.lostGuest(p); lost {
 		c.Steps = append(c.Steps, Step{Step: "guest", Mark: Failing, Text: "not connected: " + g.Error})
 	}
-	c.Verdict, c.Summary, c.Next = f.judge(p)
+	c.Verdict, c.Summary, c.Next = f.judge(f.whole(p))
 	return c
+}
+
+// whole returns a publication with what its port has in the other family: a verdict is about the
+// port.
+func (f *Facts) whole(p *Publication) *Publication {
+	k, ok := p.Key.OtherFamily()
+	i := slices.IndexFunc(f.Publications, func(q Publication) bool {
+		return ok && q.Key == k && q.Guest == p.Guest && q.Owner.Same(p.Owner)
+	})
+	if i < 0 {
+		return p
+	}
+	first, second := p, &f.Publications[i]
+	if second.Compare(first.Key) < 0 {
+		first, second = second, first
+	}
+	switch {
+	case first.Decision.Allow && second.Decision.Allow:
+		all := *first
+		all.Dial = slices.Concat(first.Dial, second.Dial)
+		all.Dials = slices.Concat(first.Dials, second.Dials)
+		all.Outcomes = slices.Concat(first.Outcomes, second.Outcomes)
+		return &all
+	case second.Decision.Allow:
+		first, second = second, first
+	case !first.Decision.Allow:
+		return p
+	}
+	if second.Decision.Reason.Kind() == port.Withholds { // nobody serves that family
+		return first
+	}
+	all := *first
+	all.closed = second
+	return &all
 }
 
 func (f *Facts) seen(o port.OriginInfo) Step {
@@ -259,13 +293,17 @@ func (f *Facts) judge(p *Publication) (v port.Verdict, summary, next string) {
 		o := by[s][0]
 		switch s {
 		case port.Conflict:
-			return port.VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)), f.advise(p, o.Reason, &o)
+			return port.VerdictConflict, fmt.Sprintf("%s is not reachable on the host: %s", name, located(o)), f.advise(p, o.Reason, o)
 		case port.Denied:
-			return port.VerdictHostDenied, fmt.Sprintf("%s is not reachable: the host refuses it: %s", name, o.Reason), f.advise(p, o.Reason, &o)
+			v, by := cmp.Or(o.Reason.Verdict(), port.VerdictHostDenied), o.Sink
+			if v == port.VerdictHostDenied {
+				by = "the host"
+			}
+			return v, fmt.Sprintf("%s is not reachable: %s refuses it: %s", name, by, o.Reason), f.advise(p, o.Reason, o)
 		case port.Failed:
-			return port.VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason), f.advise(p, o.Reason, &o)
+			return port.VerdictFailed, fmt.Sprintf("%s is not reachable: %s failed: %s", name, o.Sink, o.Reason), f.advise(p, o.Reason, o)
 		default:
-			v, next := o.Reason.Verdict(), f.advise(p, o.Reason, &o)
+			v, next := o.Reason.Verdict(), f.advise(p, o.Reason, o)
 			if v == port.VerdictNoHost && f.Refused != nil {
 				return v, fmt.Sprintf("%s is published, but no host is connected; %s", name, f.Refused.Text(f.Now)), f.Refused.Next()
 			}
@@ -332,7 +370,10 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v port
 	case len(conflicts) > 0:
 		o := conflicts[0]
 		return port.VerdictPartial, fmt.Sprintf("%s is %s %s, but not everywhere: %s", name, is, where, located(o)),
-			fmt.Sprintf("use %s, or %s", at[0], f.advise(p, o.Reason, &o))
+			fmt.Sprintf("use %s, or %s", at[0], f.advise(p, o.Reason, o))
+	case p.closed != nil:
+		return port.VerdictPartial, fmt.Sprintf("%s is %s %s, but not at %s of the guest: %s", name, is, where, p.closed.AddrPort(), p.closed.Decision.Reason),
+			f.advise(p.closed, p.closed.Decision.Reason, Outcome{})
 	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
 		return port.VerdictOneFamily, fmt.Sprintf("%s is %s %s: the guest serves IPv6 only", name, is, where),
 			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
@@ -413,7 +454,7 @@ func (f *Facts) judgeDenied(p *Publication) (v port.Verdict, summary, next strin
 	case port.OwnerAwaited:
 		summary = fmt.Sprintf("%s is not published yet: %s depends on who owns it, and no engine has named its owner", name, d.Rule)
 	}
-	return cmp.Or(d.Reason.Verdict(), port.VerdictDenied), summary, f.advise(p, d.Reason, nil)
+	return cmp.Or(d.Reason.Verdict(), port.VerdictDenied), summary, f.advise(p, d.Reason, Outcome{})
 }
 
 // inGuest names where a command must run, if not here.

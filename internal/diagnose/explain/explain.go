@@ -63,6 +63,8 @@ type Publication struct {
 	Rules     []rules.Step
 	Dials     []Dial
 	Outcomes  []Outcome
+
+	closed *Publication // of the other family of the port, if that is closed and this one is not
 }
 
 // Outcome is the result of one sink.

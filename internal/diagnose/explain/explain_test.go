@@ -207,12 +207,16 @@ var cases = []struct {
 		port.VerdictHostDenied, "denied by host rule 1", "rules of the host peer",
 	},
 	{
-		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny all", OnHost: true}.Because(port.DeniedByRule)))}},
+		"listener without UDP", Facts{Query: Query{Port: 8080}, Publications: []Publication{pub(port.UDP, "0.0.0.0:8080", outcome(port.Denied, "127.0.0.1:8080", port.Because(port.UDPDisabled)))}},
+		port.VerdictDenied, "hostlink refuses it: UDP is not enabled", "--listener-udp",
+	},
+	{
+		"host denies at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Denied, "", port.RuleRef{Kind: port.RuleDeny, Number: 1, Name: "all", OnHost: true}.Because(port.DeniedByRule)))}},
 		port.VerdictHostDenied, "denied by host runtime rule 1", "undo it on the host by `fairlead allow`",
 	},
 	{
 		"denied at run time", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
-			deniedBy(port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny 8080/tcp"})(p)
+			deniedBy(port.RuleRef{Kind: port.RuleDeny, Number: 1, Name: "8080/tcp"})(p)
 		})}},
 		port.VerdictDenied, "denied by runtime rule 1", "undo it by `fairlead allow`",
 	},
@@ -500,6 +504,48 @@ func TestExplainProxyProtocol(t *testing.T) {
 		}
 		if step.Mark != c.mark || !strings.Contains(step.Text, c.want) || c.miss != "" && strings.Contains(step.Text, c.miss) {
 			t.Errorf("%s: %+v", name, step)
+		}
+	}
+}
+
+// A verdict is about the port: both families of one owner have one, whichever is asked.
+func TestVerdictIsOfBothFamilies(t *testing.T) {
+	four := func(change ...func(*Publication)) Publication { return pub(port.TCP, "0.0.0.0:8080", change...) }
+	six := func(change ...func(*Publication)) Publication { return pub(port.TCP, "[::]:8080", change...) }
+	active4, active6 := outcome(port.Active, "127.0.0.1:8080", none), outcome(port.Active, "[::1]:8080", none)
+	denied := func(reason port.Reason) func(*Publication) {
+		return func(p *Publication) { p.Decision = port.Decision{Reason: reason} }
+	}
+	other := func(p *Publication) { p.Owner.ID = "812" }
+	for name, c := range map[string]struct {
+		list    []Publication
+		verdict port.Verdict
+		chains  []port.Verdict
+		summary string
+	}{
+		"both": {[]Publication{four(active4, dialed(Answers)), six(active6, dialed(Answers))},
+			port.VerdictActive, nil, "reachable on the host at 127.0.0.1:8080 and [::1]:8080"},
+		"a conflict in one": {[]Publication{four(outcome(port.Conflict, "127.0.0.1:8080", inUse("127.0.0.1:8080"))), six(active6, dialed(Answers))},
+			port.VerdictPartial, nil, "but not everywhere: 127.0.0.1:8080 is in use"},
+		"one is denied": {[]Publication{four(denied(hostRule.Because(port.DeniedByRule))), six(active6, dialed(Answers))},
+			port.VerdictPartial, nil, "at [::1]:8080, but not at 0.0.0.0:8080 of the guest: denied by"},
+		"one is not served": {[]Publication{four(denied(port.Because(port.Unlistened))), six(active6, dialed(Answers))},
+			port.VerdictOneFamily, nil, "the guest serves IPv6 only"},
+		"two owners": {[]Publication{four(active4, dialed(Answers)), six(other, active6, dialed(Answers))},
+			port.VerdictActive, []port.Verdict{port.VerdictActive, port.VerdictOneFamily}, "reachable on the host at 127.0.0.1:8080"},
+	} {
+		r := Evaluate(Facts{Query: Query{Port: 8080}, Now: since, Publications: c.list})
+		if r.Verdict != c.verdict || !strings.Contains(r.Summary, c.summary) {
+			t.Errorf("%s: %s: %s, want %s: %s", name, r.Verdict, r.Summary, c.verdict, c.summary)
+		}
+		for i, chain := range r.Chains {
+			want := c.verdict
+			if c.chains != nil {
+				want = c.chains[i]
+			}
+			if chain.Verdict != want {
+				t.Errorf("%s: %s is %s, want %s", name, chain.Publication, chain.Verdict, want)
+			}
 		}
 	}
 }

@@ -28,8 +28,9 @@ func (f *Facts) allowPort(p *Publication) string {
 	return fmt.Sprintf("run `fairlead allow %s`%s, or %s", p.Slot(), f.inGuest(), rule)
 }
 
-// advise fills the places in what to do about a reason of p: of its decision, or of an outcome.
-func (f *Facts) advise(p *Publication, r port.Reason, o *Outcome) string {
+// advise fills the places in what to do about a reason of p: of an outcome, or of
+// its decision, with the zero Outcome.
+func (f *Facts) advise(p *Publication, r port.Reason, o Outcome) string {
 	var places []string
 	text := r.Advice()
 	for place, with := range map[string]func() string{
@@ -37,7 +38,7 @@ func (f *Facts) advise(p *Publication, r port.Reason, o *Outcome) string {
 		"{allow}":    func() string { return f.allowPort(p) },
 		"{rule}":     func() string { return p.Decision.Rule.String() },
 		"{address}":  func() string { return o.HostAddress.String() },
-		"{relocate}": func() string { return f.relocate(p, *o) },
+		"{relocate}": func() string { return f.relocate(p, o) },
 	} {
 		if strings.Contains(text, place) {
 			places = append(places, place, with())
@@ -49,11 +50,11 @@ func (f *Facts) advise(p *Publication, r port.Reason, o *Outcome) string {
 // change is how to change what a rule denies.
 func (f *Facts) change(p *Publication, rule port.RuleRef) string {
 	switch {
-	case rule.Kind == port.RuleRuntime && rule.OnHost && !f.Host:
+	case rule.Kind.Runtime() && rule.OnHost && !f.Host:
 		return undoRuntime(" on the host")
-	case rule.Kind == port.RuleRuntime && !rule.OnHost:
+	case rule.Kind.Runtime() && !rule.OnHost:
 		return undoRuntime(f.inGuest())
-	case rule.Kind == port.RuleRuntime:
+	case rule.Kind.Runtime():
 		return undoRuntime("")
 	case rule.Kind == port.RuleLabel:
 		return "change the label, or " + f.allowPort(p)
@@ -87,7 +88,7 @@ func (f *Facts) relocate(p *Publication, o Outcome) string {
 
 // forwardFor returns a forward of p, without what it says of the host.
 func (f *Facts) forwardFor(p *Publication) forwards.Request {
-	t := forwards.Request{Op: forwards.Add}
+	t := forwards.Request{Op: forwards.Forward}
 	if f.Host && len(f.Sources) > 1 {
 		t.Guest = p.Guest
 	}

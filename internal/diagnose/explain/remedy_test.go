@@ -4,6 +4,7 @@ package explain
 
 import (
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -11,7 +12,7 @@ import (
 	"github.com/fairlead/fairlead/internal/rules"
 )
 
-const forwardsFile = "/var/lib/fairlead/forwards.yaml"
+const forwardsFile = "/var/lib/fairlead/forwards.json"
 
 // demanded makes it a port that was asked for by name.
 func demanded(names ...string) func(*Publication) {
@@ -51,7 +52,7 @@ func TestRemedies(t *testing.T) {
 		}}, `stop what has it, or give this port another one: add a rule for it to the agent's configuration, before the others: {match: {protocol: tcp, ports: 8080, address: "10.0.0.1"}, action: allow, hostPort: 18080}`},
 		{"half in conflict", Facts{Publications: []Publication{pub(port.TCP, "[::]:8080", lost, outcome(port.Active, "[::1]:8080", none))}},
 			"use [::1]:8080, or stop the program that uses 127.0.0.1:8080 on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add 8080/tcp --to 18080`"},
-		{"denied at run time in the guest", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy(port.RuleRef{Kind: port.RuleRuntime, Number: 1, Name: "deny 8080/tcp"}))}},
+		{"denied at run time in the guest", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy(port.RuleRef{Kind: port.RuleDeny, Number: 1, Name: "8080/tcp"}))}},
 			"undo it in the guest by `fairlead allow` or `fairlead forward rm`; `fairlead forward ls` lists the rules"},
 		{"denied by a label", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", deniedBy(port.RuleRef{Kind: port.RuleLabel, Name: "label fairlead.expose: no"}))}},
 			"change the label, or run `fairlead allow 8080/tcp`, or add a rule for the port to the agent's configuration: {match: {protocol: tcp, ports: 8080}, action: allow}"},
@@ -66,6 +67,27 @@ func TestRemedies(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", c.Next, tt.want)
 			}
 		})
+	}
+}
+
+// A guest may state any reason of a port that it does not publish.
+func TestAnyReasonOfAnUnpublishedPort(t *testing.T) {
+	file, err := os.ReadFile("../../port/testdata/codes.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(file)) {
+		name, _, _ := strings.Cut(line, ":")
+		code, ok := port.ParseCode(name)
+		if !ok {
+			t.Fatal(name)
+		}
+		f := Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
+			p.Decision = port.Decision{Reason: port.Because(code, "a", "b", "c")}
+		})}}
+		if c := f.chain(&f.Publications[0]); c.Verdict == "" {
+			t.Errorf("%s: %+v", name, c)
+		}
 	}
 }
 

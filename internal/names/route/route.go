@@ -304,7 +304,11 @@ func (r *Router) count(v result) { r.counts[v].Add(1) }
 
 // reach is a client's connection to a port.
 func reach(p names.Port, peer, at netip.AddrPort) host.Reach {
-	return host.Reach{ID: host.ID{Guest: p.Guest, Key: p.Key}, Owner: p.Owner, Peer: peer, At: at}
+	k := p.Key
+	if p.Other != (port.Key{}) && p.Other.Address.Is4() == peer.Addr().Is4() {
+		k = p.Other
+	}
+	return host.Reach{ID: host.ID{Guest: p.Guest, Key: k}, Owner: p.Owner, Peer: peer, At: at}
 }
 
 // addrPort returns a TCP address, unmapped.

@@ -16,7 +16,9 @@ func parse(t *testing.T, text string) (Policy, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Parse(n)
+	var p Policy
+	err = new(yamltree.Decoder).Decode(n, &p, `entries ("- match: {name: web}")`)
+	return p, err
 }
 
 func TestPolicy(t *testing.T) {

@@ -157,7 +157,7 @@ func (s session) remote(ctx context.Context, p port.Publication, t peer.Target) 
 	switch {
 	case t.Port == 0:
 		return "", port.Because(port.PeerPicksNone)
-	case direct(p, guest):
+	case direct(p, guest) || s.mapped(p):
 		return netip.AddrPortFrom(guest, p.Port).String(), port.Reason{}
 	}
 	reason := port.Because(port.GuestServes, p.Address.String())
@@ -170,7 +170,18 @@ func (s session) remote(ctx context.Context, p port.Publication, t peer.Target) 
 
 // direct reports whether the peer reaches a publication at the guest's address.
 func direct(p port.Publication, guest netip.Addr) bool {
-	return !p.Inner() && (p.Address == netip.IPv4Unspecified() || p.Address == netip.IPv6Unspecified() && p.DualStack || p.Address == guest)
+	return !p.Inner() && (p.Address == netip.IPv4Unspecified() || p.Address == guest)
+}
+
+// mapped reports whether the peer reaches the server of p, which is of IPv6, by its IPv4 half.
+func (s session) mapped(p port.Publication) bool {
+	k, ok := p.Key.OtherFamily()
+	if !ok || p.Inner() || p.Address != netip.IPv6Unspecified() {
+		return false
+	}
+	half := s.driver.Publication(k)
+	return s.driver.Wanted(k) && direct(half, netip.Addr{}) && half.Owner.Same(p.Owner) &&
+		slices.ContainsFunc(half.Origins, func(o port.OriginInfo) bool { return o.Mapped && o.Withheld.IsZero() })
 }
 
 // Known implements peer.Peer.

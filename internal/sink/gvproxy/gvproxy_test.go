@@ -53,7 +53,8 @@ func TestExposeAndUnexpose(t *testing.T) {
 	rig.Put(
 		peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"),
 		peertest.Pub(t, "udp 0.0.0.0:8080", "127.0.0.1:8080"),
-		peertest.Pub(t, "tcp [::]:9090+", "127.0.0.1:9090", "[::1]:9090"),
+		peertest.Pub(t, "tcp 0.0.0.0:9090+", "127.0.0.1:9090"),
+		peertest.Pub(t, "tcp [::]:9090+", "[::1]:9090"),
 		peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:8000"),
 	)
 	f.want(sortedStrings(
@@ -61,7 +62,7 @@ func TestExposeAndUnexpose(t *testing.T) {
 		"tcp/127.0.0.1:9090 to 192.168.127.2:9090", "tcp/[::1]:9090 to 192.168.127.2:9090",
 		"udp/127.0.0.1:8080 to 192.168.127.2:8080", static[0], static[1])...)
 	rig.WantState("udp 0.0.0.0:8080", port.Active)
-	rig.Remove("tcp 0.0.0.0:8080", "tcp [::]:9090")
+	rig.Remove("tcp 0.0.0.0:8080", "tcp 0.0.0.0:9090", "tcp [::]:9090")
 	f.want(sortedStrings("tcp/127.0.0.1:8000 to 192.168.127.2:80", "udp/127.0.0.1:8080 to 192.168.127.2:8080", static[0], static[1])...)
 	// Rancher Desktop's agent names no protocol here, and its context has ended.
 	rig.Stop()
@@ -273,13 +274,13 @@ func TestEntriesOfOthersAreLeftAlone(t *testing.T) {
 	rig := start(t, f)
 	rig.Put(
 		peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"),
-		peertest.Pub(t, "tcp [::]:6443+", "127.0.0.1:6443"),
+		peertest.Pub(t, "tcp 0.0.0.0:6443+", "127.0.0.1:6443"),
 		peertest.Pub(t, "tcp 0.0.0.0:9090", "127.0.0.1:9090"),
 	)
 	rig.WantReason("tcp 0.0.0.0:8080", port.Conflict, `"192.168.127.3:80"`)
-	rig.WantState("tcp [::]:6443", port.Active) // it is served
+	rig.WantState("tcp 0.0.0.0:6443", port.Active) // it is served
 	rig.WantState("tcp 0.0.0.0:9090", port.Active)
-	rig.Remove("tcp 0.0.0.0:8080", "tcp [::]:6443", "tcp 0.0.0.0:9090")
+	rig.Remove("tcp 0.0.0.0:8080", "tcp 0.0.0.0:6443", "tcp 0.0.0.0:9090")
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:7070", "127.0.0.1:7070"))
 	rig.WantState("tcp 0.0.0.0:7070", port.Active)
 	rig.Stop()
@@ -328,15 +329,15 @@ func TestEntriesOfKilledAgentAreTakenOver(t *testing.T) {
 func TestPortStaysWhileWanted(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp [::]:80+", "127.0.0.1:80"))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp 192.168.127.2:80", "127.0.0.1:80"))
 	rig.WantState("tcp 0.0.0.0:80", port.Active)
-	rig.WantState("tcp [::]:80", port.Conflict)
+	rig.WantState("tcp 192.168.127.2:80", port.Conflict)
 	rig.Remove("tcp 0.0.0.0:80")
-	rig.WantState("tcp [::]:80", port.Active)
+	rig.WantState("tcp 192.168.127.2:80", port.Active)
 	if c := f.changes(); !slices.Equal(c, []string{"expose tcp/127.0.0.1:80"}) {
 		t.Errorf("calls: %q", c)
 	}
-	rig.Remove("tcp [::]:80")
+	rig.Remove("tcp 192.168.127.2:80")
 	f.want()
 }
 

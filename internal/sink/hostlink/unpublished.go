@@ -122,7 +122,12 @@ func (u *unpublished) update(view table.View[port.Key, port.Publication], keys [
 			u.put(&m, w)
 		}
 	}
-	m.Omitted = len(u.omitted)
+	for k := range u.omitted {
+		other, ok := k.OtherFamily()
+		if _, both := u.omitted[other]; !ok || !both || k.Address.Is4() {
+			m.Omitted++ // once for both families
+		}
+	}
 	return m
 }
 

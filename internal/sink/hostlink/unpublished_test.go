@@ -36,11 +36,11 @@ func (g *guestPorts) options(o *Options) {
 
 var rule1 = port.RuleRef{Kind: port.RuleConfigured, Number: 1}
 
-func (g *guestPorts) deny(reason string, keys ...port.Key) {
+func (g *guestPorts) deny(target string, keys ...port.Key) {
 	g.Update(func(tx *table.Tx[port.Key, port.Publication]) {
 		for _, k := range keys {
 			p := pub(k, "web")
-			p.Decision = port.Decision{Rule: rule1, Reason: port.Because(port.SystemFailed, reason)}
+			p.Decision = port.Decision{Rule: rule1, Reason: rule1.Because(port.DeniedTarget, target)}
 			tx.Put(k, p)
 		}
 	})
@@ -56,7 +56,7 @@ func (g *guestPorts) remove(keys ...port.Key) {
 
 // unpublished collects what messages say until a condition holds.
 type received struct {
-	ports   map[port.Key]string // reasons
+	ports   map[port.Key]string // targets that rules deny
 	omitted int
 	rules   int
 	resets  int
@@ -80,7 +80,7 @@ func (r *received) until(t *testing.T, p *peer, what string, ok func() bool) {
 			if q.Rule != rule1 || q.Source != "socket" || q.Owner.Name != "web" {
 				t.Errorf("%+v", q)
 			}
-			r.ports[q.Key] = q.Reason.String()
+			r.ports[q.Key] = q.Reason.Args()[0]
 		}
 		if u.Unread != nil {
 			r.rules = len(*u.Unread)
@@ -92,26 +92,26 @@ func (r *received) until(t *testing.T, p *peer, what string, ok func() bool) {
 // A host is sent the ports that are not published, up to a limit, and what changes.
 func TestUnpublishedPortsAreReported(t *testing.T) {
 	g := newGuestPorts()
-	g.deny("denied", key(80))
+	g.deny("web", key(80))
 	g.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(key(81), pub(key(81), "published")) })
 	r := newRig(t, g.options)
 	for round := range 2 { // each session begins anew
 		var got received
 		p := r.connect("h")
-		got.until(t, p, "the first", func() bool { return len(got.ports) == 1 && got.ports[key(80)] == "denied" && got.resets == 1 })
-		g.deny("another reason", key(80))
-		got.until(t, p, "the reason changes", func() bool { return got.ports[key(80)] == "another reason" })
+		got.until(t, p, "the first", func() bool { return len(got.ports) == 1 && got.ports[key(80)] == "web" && got.resets == 1 })
+		g.deny("db", key(80))
+		got.until(t, p, "another reason", func() bool { return got.ports[key(80)] == "db" })
 		g.rules = []wire.Unread{wire.NewUnread("nat", "rule", "why")}
 		g.changed.Notify()
 		got.until(t, p, "a rule", func() bool { return got.rules == 1 })
-		g.deny("denied", key(82), key(83), key(84))
+		g.deny("web", key(82), key(83), key(84))
 		got.until(t, p, "the limit", func() bool { return len(got.ports) == 2 && got.omitted == 2 })
 		g.remove(key(80))
 		got.until(t, p, "there is room for one more", func() bool { return len(got.ports) == 2 && got.ports[key(80)] == "" && got.omitted == 1 })
 		g.remove(key(82), key(83), key(84))
 		got.until(t, p, "all are gone", func() bool { return len(got.ports) == 0 && got.omitted == 0 })
 		g.rules = nil
-		g.deny("denied", key(80))
+		g.deny("web", key(80))
 		got.until(t, p, "and again", func() bool { return len(got.ports) == 1 })
 		if got.resets != 1 {
 			t.Errorf("round %d: %d resets", round, got.resets)
@@ -124,7 +124,7 @@ func TestUnpublishedPortsAreReported(t *testing.T) {
 // not published: the message may have been about them.
 func TestResyncRepeatsUnpublished(t *testing.T) {
 	g := newGuestPorts()
-	g.deny("denied", key(80), key(81), key(82)) // one is omitted
+	g.deny("web", key(80), key(81), key(82)) // one is omitted
 	g.rules = []wire.Unread{wire.NewUnread("nat", "rule", "why")}
 	r := newRig(t, g.options)
 	p := r.connect("h")
@@ -145,7 +145,7 @@ func TestResyncRepeatsUnpublished(t *testing.T) {
 // What an agent sends is what a host accepts.
 func TestUnpublishedIsAccepted(t *testing.T) {
 	g := newGuestPorts()
-	g.deny("denied", key(80))
+	g.deny("web", key(80))
 	r := newRig(t, g.options)
 	p := r.connect("h")
 	var b bytes.Buffer
@@ -165,7 +165,7 @@ func TestNothingUnpublishedIsSentUnasked(t *testing.T) {
 		g.options(o)
 		o.Unpublished = nil
 	}
-	g.deny("denied", key(80))
+	g.deny("web", key(80))
 	r := newRig(t, options)
 	r.put(pub(key(81), "published"))
 	p := r.connect("h")
@@ -178,7 +178,7 @@ func TestNothingUnpublishedIsSentUnasked(t *testing.T) {
 		p.ack(c.Snapshot.Generation, key(81))
 	})
 	want(t, out, map[uint16]port.State{81: port.Active})
-	g.deny("another reason", key(80))
+	g.deny("db", key(80))
 	g.changed.Notify()
 	_ = p.Control().SetReadDeadline(time.Now().Add(3 * unpublishedPause))
 	if c, err := wire.ReadControl(in); err == nil {
@@ -189,7 +189,7 @@ func TestNothingUnpublishedIsSentUnasked(t *testing.T) {
 // A flow to a port that is only reported is refused.
 func TestFlowToUnpublishedPortForbidden(t *testing.T) {
 	g := newGuestPorts()
-	g.deny("denied", key(80))
+	g.deny("web", key(80))
 	r := newRig(t, g.options)
 	p := r.connect("h")
 	var got received

@@ -125,7 +125,9 @@ func (s *Sink) assignOnce(g *group, was map[netip.Addr]*placeholder, now time.Ti
 	itself := slices.ContainsFunc(all, func(c *claim) bool { return servedBy(&c.pub, c.at) != notServed })
 	for _, c := range all {
 		a := claims.Of(&c.pub, c.at)
-		a.Asked = a.Asked && !itself
+		if itself {
+			a.Standing = claims.Own
+		}
 		a.Unavailable = s.unavailable(c)
 		asked = append(asked, a)
 	}
@@ -196,13 +198,9 @@ func (s *Sink) set(c *claim, state port.State, at netip.AddrPort, reason port.Re
 	}
 }
 
-// overlap reports whether a socket at a excludes one at b. dual says that a socket at
-// :: takes IPv4 too.
-func overlap(a netip.Addr, dual bool, b netip.Addr) bool {
-	if a.Is4() != b.Is4() {
-		return a == netip.IPv6Unspecified() && dual
-	}
-	return a == b || port.IsWildcard(a) || port.IsWildcard(b)
+// overlap reports whether a socket at a excludes one at b.
+func overlap(a, b netip.Addr) bool {
+	return a.Is4() == b.Is4() && (a == b || port.IsWildcard(a) || port.IsWildcard(b))
 }
 
 // served is how a publication is served at a host address without a placeholder.
@@ -228,12 +226,9 @@ func servedBy(p *port.Publication, at netip.AddrPort) served {
 		if o.Source != port.SourceSocket || !o.Withheld.IsZero() {
 			continue
 		}
-		has := func(is4 bool) bool {
-			return slices.ContainsFunc(o.Dial, func(a netip.AddrPort) bool { return a.Addr().Is4() == is4 })
-		}
-		switch is4 := at.Addr().Is4(); {
-		case !has(is4):
-		case is4 && has(false) && p.Protocol == port.TCP:
+		switch {
+		case !slices.ContainsFunc(o.Dial, func(a netip.AddrPort) bool { return a.Addr().Is4() == at.Addr().Is4() }):
+		case o.Mapped && p.Protocol == port.TCP:
 			best = byIPv6Only
 		default:
 			return byItself
@@ -247,7 +242,7 @@ func servedBy(p *port.Publication, at netip.AddrPort) served {
 func holder(all []port.Publication, at netip.AddrPort) string {
 	for i := range all {
 		p := &all[i]
-		if !overlap(p.Address, p.DualStack, at.Addr()) {
+		if !overlap(p.Address, at.Addr()) {
 			continue
 		}
 		for _, o := range p.Origins {

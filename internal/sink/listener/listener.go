@@ -301,7 +301,8 @@ func (s *Sink) Contend(p port.Protocol, at netip.AddrPort, v6only bool, who stri
 			continue
 		}
 		beside = append(beside, h)
-		hit = hit || overlap(at.Addr(), !v6only, h.bound.Addr())
+		both := at.Addr() == netip.IPv6Unspecified() && !v6only
+		hit = hit || both || overlap(at.Addr(), h.bound.Addr())
 	}
 	if !hit {
 		return

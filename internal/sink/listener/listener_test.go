@@ -337,8 +337,8 @@ func TestPublicationShapes(t *testing.T) {
 		return p
 	}
 	bare := func(addr string) port.Publication { p := nat(addr); p.Origins = nil; return p }
-	dual := nat("[::]:80", "10.0.0.1:80")
-	dual.DualStack = true
+	mapped := socket(bare("0.0.0.0:80"), port.Reason{}, "127.0.0.1:80")
+	mapped.Origins[0].Mapped = true
 	udp := nat("0.0.0.0:80", "10.0.0.1:80")
 	udp.Protocol = port.UDP
 	for _, c := range []struct {
@@ -351,8 +351,7 @@ func TestPublicationShapes(t *testing.T) {
 		{"IPv6 rule", nat("[::]:80", "[fd00::1]:80"), []string{"[::1]:80"}, []string{"active [::1]:80"}},
 		{"rule of loopback", nat("127.0.0.1:80", "10.0.0.1:80"), []string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
 		{"rule of one address", nat("192.0.2.2:80", "10.0.0.1:80"), []string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
-		{"both families", expose(dual, "127.0.0.1:80", "[::1]:80"), []string{"127.0.0.1:80", "[::1]:80"}, []string{"active 127.0.0.1:80", "active [::1]:80"}},
-		{"all addresses", expose(dual, "0.0.0.0:80", "[::]:80"), []string{"0.0.0.0:80", "[::]:80"}, []string{"active 0.0.0.0:80", "active [::]:80"}},
+		{"all addresses", expose(nat("[::]:80", "10.0.0.1:80"), "[::]:80"), []string{"[::]:80"}, []string{"active [::]:80"}},
 		{"another port", expose(nat("0.0.0.0:80", "10.0.0.1:80"), "127.0.0.1:8080"), []string{"127.0.0.1:8080"}, []string{"active 127.0.0.1:8080"}},
 		{"another address", expose(nat("0.0.0.0:80", "10.0.0.1:80"), "192.168.1.5:80"), nil, []string{"failed 192.168.1.5:80 only 127.0.0.1"}},
 		{"UDP", udp, nil, []string{"denied 127.0.0.1:80 UDP is not enabled"}},
@@ -360,11 +359,9 @@ func TestPublicationShapes(t *testing.T) {
 		{"server on all addresses", socket(bare("0.0.0.0:80"), port.Reason{}, "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
 		{"server on loopback", socket(bare("127.0.0.1:80"), port.Reason{}, "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
 		{"server on ::1", socket(bare("[::1]:80"), port.Reason{}, "[::1]:80"), nil, []string{"active [::1]:80"}},
-		{"server of both families, which a relay shows at ::1 only",
-			expose(socket(dual, port.Reason{}, "127.0.0.1:80", "[::1]:80"), "127.0.0.1:80", "[::1]:80"), nil,
-			[]string{"conflict 127.0.0.1:80 its own socket at [::]:80", "active [::1]:80"}},
-		{"a server for each family", expose(socket(socket(dual, port.Reason{}, "127.0.0.1:80"), port.Reason{}, "[::1]:80"), "127.0.0.1:80", "[::1]:80"), nil,
-			[]string{"active 127.0.0.1:80", "active [::1]:80"}},
+		{"server on ::", socket(bare("[::]:80"), port.Reason{}, "[::1]:80"), nil, []string{"active [::1]:80"}},
+		{"its IPv4 half, which a relay shows at ::1 only", mapped, nil, []string{"conflict 127.0.0.1:80 its own socket at [::]:80"}},
+		{"an IPv4 half, and a server of IPv4", socket(mapped, port.Reason{}, "127.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
 		{"server on one address, which a relay does not see", socket(bare("192.0.2.2:80"), port.Reason{}, "192.0.2.2:80"),
 			[]string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
 		{"server on another loopback address", expose(socket(bare("127.0.0.53:80"), port.Reason{}, "127.0.0.53:80"), "127.0.0.1:80"),

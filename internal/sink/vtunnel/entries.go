@@ -26,16 +26,16 @@ func (s *Sink) Wishes(ctx context.Context, slot port.Slot) []peer.Wish {
 	}
 	for _, h := range slices.SortedFunc(maps.Keys(winners), netip.Addr.Compare) {
 		w := peer.Wish{Target: peer.Target{Slot: slot, Host: h}, Key: winners[h], Remote: s.remote()}
-		if problem := s.unreachable(ctx, s.driver.Publication(w.Key), w.Target); !problem.IsZero() {
-			s.driver.Answer(w, port.Failed, problem)
-			continue
-		}
 		// wsl-proxy keeps its listeners by port alone, and would lose one of two. The
 		// first is kept: wildcards sort before other addresses, IPv4 before IPv6.
 		if s.perPort && len(out) > 0 {
 			if out[0].Key != w.Key && !s.driver.Share(w.Claim(), out[0].Claim()) {
 				s.driver.Answer(w, port.Conflict, port.Because(port.PeerPortTaken, out[0].Key.String()))
 			}
+			continue
+		}
+		if problem := s.unreachable(ctx, s.driver.Publication(w.Key), w.Target); !problem.IsZero() {
+			s.driver.Answer(w, port.Failed, problem)
 			continue
 		}
 		out = append(out, w)
@@ -146,8 +146,7 @@ func (s *Sink) unreachable(ctx context.Context, p port.Publication, t peer.Targe
 	if !ok {
 		return port.Because(port.PeerFamily, s.iface, family(t.Host.Is4()))
 	}
-	is4 := side.At.Is4()
-	all := p.Address == netip.IPv6Unspecified() && (!is4 || p.DualStack) || p.Address == netip.IPv4Unspecified() && is4
+	all := port.IsWildcard(p.Address) && p.Address.Is4() == side.At.Is4()
 	var reason port.Reason
 	switch {
 	case !all && p.Address != side.At:

@@ -258,13 +258,14 @@ func TestPeerThatClosesIdleConnections(t *testing.T) {
 func TestWSLProxyGetsOneListenerPerPort(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
-	rig.Put(peertest.Pub(t, "tcp [::]:8080+", "127.0.0.1:8080", "[::1]:8080"))
-	o := rig.WantState("tcp [::]:8080", port.Active)
-	if o.HostAddress.String() != "127.0.0.1:8080" {
-		t.Errorf("host address %s", o.HostAddress)
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080+", "127.0.0.1:8080"), peertest.Pub(t, "tcp [::]:8080+", "[::1]:8080"))
+	for _, k := range []string{"tcp 0.0.0.0:8080", "tcp [::]:8080"} {
+		if o := rig.WantState(k, port.Active); o.HostAddress.String() != "127.0.0.1:8080" {
+			t.Errorf("%s: host address %s", k, o.HostAddress)
+		}
 	}
 	r.Want("8080/tcp 127.0.0.1 to upstream")
-	rig.Put(peertest.Pub(t, "tcp [::]:8080+", "0.0.0.0:8080", "[::]:8080"))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080+", "0.0.0.0:8080"), peertest.Pub(t, "tcp [::]:8080+", "[::]:8080"))
 	r.Want("8080/tcp 0.0.0.0 to upstream")
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"), peertest.Pub(t, "tcp [::]:8080+", "[::1]:8080"))
 	rig.WantReason("tcp [::]:8080", port.Conflict, "one listener for each port")
@@ -278,17 +279,17 @@ func TestWSLProxyGetsOneListenerPerPort(t *testing.T) {
 func TestPortStaysWhileWanted(t *testing.T) {
 	r := newReceiver(t, "unix")
 	rig := peertest.New(t, newSink(t, r.URL()))
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp [::]:80+", "127.0.0.1:80"))
+	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp 192.168.143.1:80", "127.0.0.1:80"))
 	rig.WantState("tcp 0.0.0.0:80", port.Active)
-	rig.WantReason("tcp [::]:80", port.Conflict, "held by tcp 0.0.0.0:80")
+	rig.WantReason("tcp 192.168.143.1:80", port.Conflict, "held by tcp 0.0.0.0:80")
 	sent := len(r.Messages())
 	rig.Remove("tcp 0.0.0.0:80")
-	rig.WantState("tcp [::]:80", port.Active)
+	rig.WantState("tcp 192.168.143.1:80", port.Active)
 	r.Want("80/tcp 127.0.0.1 to upstream")
 	if n := len(r.Messages()) - sent; n != 0 {
 		t.Errorf("%d messages, though nothing changed", n)
 	}
-	rig.Remove("tcp [::]:80")
+	rig.Remove("tcp 192.168.143.1:80")
 	r.Want()
 }
 

@@ -532,7 +532,7 @@ func (f *follower) replace(l look) {
 }
 
 func sameBinding(a, b port.Binding) bool {
-	return a.Key == b.Key && a.Origin == b.Origin && a.DualStack == b.DualStack && a.Detail.Equal(b.Detail) &&
+	return a.Key == b.Key && a.Origin == b.Origin && a.Mapped == b.Mapped && a.Detail.Equal(b.Detail) &&
 		slices.Equal(a.Dial, b.Dial) && a.Owner.Equal(b.Owner)
 }
 

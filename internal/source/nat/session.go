@@ -315,9 +315,6 @@ func (x *session) publish(ch port.Change) {
 	if len(ch.Put)+len(ch.Drop) > 0 {
 		x.feed.Apply(ch)
 	}
-	if x.c.Shrunk() {
-		x.s.opt.Shrunk.Notify()
-	}
 }
 
 // maxProblems bounds the problems that the status holds.

@@ -38,9 +38,6 @@ type Options struct {
 	// Wake, if not nil, reports changes at once. A closed channel means that it
 	// failed, and the source polls again.
 	Wake Waker
-	// Shrunk is notified after most of many rules have gone, which leaves much
-	// memory unused.
-	Shrunk schedule.Signal
 	// Problems is notified when what NotUnderstood returns may have changed. It may be nil.
 	Problems schedule.Signal
 	// Types, if not nil, is shared with others that load BPF programs.

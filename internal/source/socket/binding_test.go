@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/netwatch"
@@ -48,6 +49,7 @@ func fakeNetwork() network {
 		lo: parsed("127.0.0.1", "::1", "10.5.5.5"), eth0: parsed("fe80::1", "10.0.0.1", "10.0.0.9", "fd00::1"), bare: parsed("fe80::2"),
 	}
 	return network{
+		only4:     func() bool { return false },
 		name:      func(device uint32) string { return map[uint32]string{lo: "lo", eth0: "eth0", bare: "eth1"}[device] },
 		addresses: func(device uint32) []netip.Addr { return addresses[device] },
 		kind: func(a netip.Addr) netwatch.Kind {
@@ -85,19 +87,20 @@ func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
 		{eth0, "10.0.0.1", false, "[10.0.0.1:80]"},
 		{eth0, "10.0.0.2", false, "bound to interface eth0, which does not have the address"},
 		{eth0, "0.0.0.0", false, "[10.0.0.1:80 10.0.0.9:80]"},
-		{eth0, "::", false, "[10.0.0.1:80 10.0.0.9:80 [fd00::1]:80]"},
+		{eth0, "::", false, "[[fd00::1]:80] and [10.0.0.1:80 10.0.0.9:80]"},
 		{eth0, "::", true, "[[fd00::1]:80]"},
 		{eth0, "127.0.0.1", false, "bound to interface eth0, which does not have the address"},
 		{eth0, "::1", false, "bound to interface eth0, which does not have the address"},
 		{eth0, "fe80::1", false, "[[fe80::1%eth0]:80]"},
 		{eth0, "fe80::7", false, "bound to interface eth0, which does not have the address"},
 		{bare, "0.0.0.0", false, "bound to interface eth1, which has no address"},
-		{bare, "::", false, "[[fe80::2%eth1]:80]"},
-		{none, "::", false, "bound to interface , which has no address"},
+		{bare, "::", false, "[[fe80::2%eth1]:80] and bound to interface eth1, which has no address"},
+		{none, "::", true, "bound to interface , which has no address"},
+		{0, "::", false, "[[::1]:80] and [127.0.0.1:80]"},
 		{lo, "10.0.0.1", false, "bound to interface lo, which does not have the address"},
 		{lo, "10.5.5.5", false, "[10.5.5.5:80]"},
 		{lo, "0.0.0.0", false, "[127.0.0.1:80]"},
-		{lo, "::", false, "[127.0.0.1:80 [::1]:80]"},
+		{lo, "::", false, "[[::1]:80] and [127.0.0.1:80]"},
 		{lo, "127.0.0.2", false, "[127.0.0.2:80]"},
 		{0, "0.0.0.0", false, "[127.0.0.1:80]"},
 		{0, "::", true, "[[::1]:80]"},
@@ -106,15 +109,21 @@ func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
 		{0, "fd00::77", false, "bound to an address that no interface has"},
 		{0, "10.0.0.255", false, "bound to a broadcast address: no answer can come from there"},
 	} {
-		b := h.binding(&observer.Socket{
+		var got []string
+		for _, b := range h.bindings(nil, &observer.Socket{
 			Cookie: 1, Protocol: port.TCP, Address: netip.MustParseAddr(c.address), Port: 80, V6Only: c.v6only, Listening: true, Device: c.device,
-		})
-		got := b.Withheld.String()
-		if got == "" {
-			got = fmt.Sprint(b.Dial)
+		}) {
+			text := b.Withheld.String()
+			if text == "" {
+				text = fmt.Sprint(b.Dial)
+			}
+			got = append(got, text)
+			if b.Withheld.IsZero() != (len(b.Dial) > 0) {
+				t.Errorf("device %d, %s: withheld %q, and dialled at %v", c.device, c.address, b.Withheld, b.Dial)
+			}
 		}
-		if got != c.want || (b.Withheld.IsZero()) != (len(b.Dial) > 0) {
-			t.Errorf("device %d, %s: %s, want %s", c.device, c.address, got, c.want)
+		if text := strings.Join(got, " and "); text != c.want {
+			t.Errorf("device %d, %s: %s, want %s", c.device, c.address, text, c.want)
 		}
 	}
 }
@@ -155,6 +164,32 @@ func TestAddressesThatChangeMoveSockets(t *testing.T) {
 	if !slices.Equal(f.last, want) {
 		t.Errorf("fed %q, want %q", f.last, want)
 	}
+}
+
+// A server at :: has no client over IPv6 where no interface has an address of it: its IPv4 half
+// is as everywhere, and the other is fed when an address comes.
+func TestWithoutIPv6OnlyIPv4IsServed(t *testing.T) {
+	h, _ := newMachine(t, "0::/\n").handler(0)
+	only4, followed := true, false
+	h.network.only4, h.follow = func() bool { return only4 }, func() { followed = true }
+	f := new(lastFed)
+	h.feed = f
+	h.Replace(nil)
+	s := observer.Socket{Cookie: 1, Protocol: port.TCP, Address: netip.IPv6Unspecified(), Port: 80, Listening: true}
+	want := func(texts ...string) {
+		t.Helper()
+		if !slices.Equal(f.last, texts) {
+			t.Errorf("fed %q, want %q", f.last, texts)
+		}
+	}
+	h.Apply([]observer.Event{{Socket: s}})
+	want("80 [] bound to an address that no interface has", "80 [127.0.0.1:80] ")
+	if !followed {
+		t.Error("nothing follows the network")
+	}
+	only4 = false
+	h.recheck()
+	want("80 [[::1]:80] ", "80 [127.0.0.1:80] ")
 }
 
 // lastFed is a feed that keeps what was last put.

@@ -6,7 +6,6 @@ package socket
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,9 +21,18 @@ import (
 
 // placed is a socket whose reach depends on the network, as it was fed.
 type placed struct {
-	socket   observer.Socket
+	socket observer.Socket
+	at     []reached // for each of its bindings
+}
+
+// reached is where the guest reaches a binding, or why it cannot.
+type reached struct {
 	dial     []netip.AddrPort
 	withheld port.Reason
+}
+
+func (r reached) equal(o reached) bool {
+	return r.withheld == o.withheld && slices.Equal(r.dial, o.dial)
 }
 
 // boundDelay is how long a TCP socket that was bound may take until it listens.
@@ -40,31 +48,35 @@ type handler struct {
 	follow  func()              // called when recheck must follow changes of the network
 	search  func(cookie uint64) // has the process searched that holds a socket now
 
-	mu        sync.Mutex        // guards what follows, and the order of calls of feed
-	placed    map[uint64]placed // sockets that depend on the network, by cookie
-	peak      compact.Peak      // of placed
+	mu        sync.Mutex          // guards what follows, and the order of calls of feed
+	placed    map[uint64]placed   // sockets that depend on the network, by cookie
+	peak      compact.Peak        // of placed
+	mapped    map[uint64]struct{} // cookies of sockets whose IPv4 half was fed
+	most      compact.Peak        // of mapped
 	processes *processes
-	bound     map[uint64]port.Binding // by cookie: not fed yet, as it may listen at once
-	timer     *time.Timer             // feeds what is bound; nil before the first
+	bound     map[uint64][]port.Binding // by cookie: not fed yet, as it may listen at once
+	timer     *time.Timer               // feeds what is bound; nil before the first
 	stopped   bool
 }
 
 func (h *handler) Replace(sockets []observer.Socket) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.bound = make(map[uint64]port.Binding) // they are in the set
+	h.bound = make(map[uint64][]port.Binding) // they are in the set
 	h.placed, h.peak = make(map[uint64]placed), compact.Peak{}
+	h.mapped, h.most = make(map[uint64]struct{}), compact.Peak{}
+	h.network.is4 = h.network.only4()
 	h.processes.beginBatch()
-	set := make([]port.Binding, 0, len(sockets))
+	c := port.Change{Put: make([]port.Binding, 0, len(sockets))}
 	keep := make(map[uint64]struct{}, len(sockets))
 	for i := range sockets {
 		if !h.own(sockets[i].Cookie) {
-			set = append(set, h.place(&sockets[i]))
+			h.put(&c, &sockets[i])
 			keep[sockets[i].Cookie] = struct{}{}
 		}
 	}
 	h.processes.retain(keep)
-	h.feed.Replace(set)
+	h.feed.Replace(c.Put)
 }
 
 func (h *handler) Apply(events []observer.Event) {
@@ -90,15 +102,16 @@ func (h *handler) Apply(events []observer.Event) {
 		case h.own(s.Cookie):
 			delete(h.bound, s.Cookie)
 		case events[i].Gone:
-			c.Drop = append(c.Drop, origin(s))
+			c.Drop = append(c.Drop, origin(s.Cookie))
+			h.unmap(&c, s.Cookie)
 			delete(h.bound, s.Cookie)
 			h.unplace(s.Cookie)
 			h.processes.forget(s.Cookie)
 		case h.mayListen(s):
-			h.bound[s.Cookie] = h.binding(s)
+			h.bound[s.Cookie] = h.bindings(nil, s)
 		default:
 			delete(h.bound, s.Cookie)
-			c.Put = append(c.Put, h.place(s))
+			h.put(&c, s)
 		}
 	}
 	if h.timer != nil && len(h.bound) == 0 {
@@ -109,19 +122,48 @@ func (h *handler) Apply(events []observer.Event) {
 	}
 }
 
-// place returns the binding of a socket, and remembers it if it depends on the network.
-func (h *handler) place(s *observer.Socket) port.Binding {
-	b := h.binding(s)
-	if !s.Listening || !depends(s) {
+// put adds the bindings of a socket to a change, and remembers it if it depends on the network.
+func (h *handler) put(c *port.Change, s *observer.Socket) {
+	had := len(c.Put)
+	c.Put = h.bindings(c.Put, s)
+	if dual(s) {
+		h.addMapped(s.Cookie)
+	} else {
+		h.unmap(c, s.Cookie)
+	}
+	if !s.Listening || !h.network.depends(s) {
 		h.unplace(s.Cookie)
-		return b
+		return
 	}
 	if h.placed == nil {
 		h.placed = make(map[uint64]placed)
 	}
-	h.placed[s.Cookie] = placed{*s, b.Dial, b.Withheld}
+	p := placed{socket: *s}
+	for _, b := range c.Put[had:] {
+		p.at = append(p.at, reached{b.Dial, b.Withheld})
+	}
+	h.placed[s.Cookie] = p
 	h.follow()
-	return b
+}
+
+// addMapped notes that the IPv4 half of a socket is fed.
+func (h *handler) addMapped(cookie uint64) {
+	if h.mapped == nil {
+		h.mapped = make(map[uint64]struct{})
+	}
+	h.mapped[cookie] = struct{}{}
+}
+
+// unmap drops the IPv4 half of a socket, if it was fed.
+func (h *handler) unmap(c *port.Change, cookie uint64) {
+	if _, ok := h.mapped[cookie]; !ok {
+		return
+	}
+	c.Drop = append(c.Drop, mappedOrigin(cookie))
+	delete(h.mapped, cookie)
+	if h.most.Passed(len(h.mapped)) {
+		h.mapped = compact.Map(h.mapped)
+	}
 }
 
 // unplace forgets a socket that no longer depends on the network. Callers may range over
@@ -139,19 +181,33 @@ func (h *handler) recheck() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var c port.Change
+	h.network.is4 = h.network.only4()
 	h.processes.beginBatch()
 	for _, old := range h.placed {
-		dial, withheld := h.network.reach(&old.socket)
-		if withheld == old.withheld && slices.Equal(dial, old.dial) {
+		s := old.socket
+		if slices.EqualFunc(h.reaches(&s), old.at, reached.equal) {
 			continue
 		}
-		s := old.socket
 		s.Observed = 0 // no event of the socket
-		c.Put = append(c.Put, h.place(&s))
+		h.put(&c, &s)
 	}
 	if len(c.Put) > 0 {
 		h.feed.Apply(c)
 	}
+}
+
+// reaches returns where the guest reaches each binding of a socket now.
+func (h *handler) reaches(s *observer.Socket) (at []reached) {
+	addrs := [...]netip.Addr{s.Address, netip.IPv4Unspecified()}
+	n := 1
+	if dual(s) {
+		n = 2
+	}
+	for _, a := range addrs[:n] {
+		dial, withheld := h.network.reach(s, a)
+		at = append(at, reached{dial, withheld})
+	}
+	return at
 }
 
 // mayListen reports whether a socket was bound just now. It is fed when it listens,
@@ -169,7 +225,7 @@ func (h *handler) mayListen(s *observer.Socket) bool {
 	switch {
 	case len(h.bound) > 0:
 	case h.timer == nil:
-		h.bound = make(map[uint64]port.Binding)
+		h.bound = make(map[uint64][]port.Binding)
 		h.timer = time.AfterFunc(boundDelay, h.feedBound)
 	default:
 		h.timer.Reset(boundDelay)
@@ -184,8 +240,14 @@ func (h *handler) feedBound() {
 	if h.stopped || len(h.bound) == 0 {
 		return
 	}
-	c := port.Change{Put: slices.Collect(maps.Values(h.bound))}
-	h.bound = make(map[uint64]port.Binding) // clear would keep its memory
+	var c port.Change
+	for cookie, bs := range h.bound {
+		c.Put = append(c.Put, bs...)
+		if len(bs) > 1 {
+			h.addMapped(cookie)
+		}
+	}
+	h.bound = make(map[uint64][]port.Binding) // clear would keep its memory
 	h.feed.Apply(c)
 }
 

@@ -20,10 +20,22 @@ type network struct {
 	name      func(device uint32) string
 	addresses func(device uint32) []netip.Addr // of an interface, without zones
 	kind      func(netip.Addr) netwatch.Kind   // of an address that is not of the loopback
+	only4     func() bool                      // no interface has an address of IPv6
+
+	is4 bool // what only4 returned last: a server at :: has no client over IPv6
 }
 
 func ownNetwork() network {
-	return network{name: interfaceName, addresses: interfaceAddresses, kind: addressKind}
+	return network{name: interfaceName, addresses: interfaceAddresses, kind: addressKind, only4: onlyIPv4}
+}
+
+// onlyIPv4 is false where the kernel cannot be asked.
+func onlyIPv4() bool {
+	list, err := net.InterfaceAddrs()
+	return err == nil && !slices.ContainsFunc(list, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && p.Addr().Is6()
+	})
 }
 
 // interfaceName returns the name, or else the number, which is a zone as well.
@@ -59,19 +71,21 @@ func addressKind(addr netip.Addr) netwatch.Kind {
 
 // depends reports whether it depends on interfaces and addresses where a socket is
 // reached.
-func depends(s *observer.Socket) bool {
-	return s.Device != 0 || !s.Address.IsUnspecified() && !s.Address.IsLoopback() && !s.Address.IsMulticast()
+func (n *network) depends(s *observer.Socket) bool {
+	return s.Device != 0 || n.is4 && s.Address == netip.IPv6Unspecified() || !s.Address.IsUnspecified() && !s.Address.IsLoopback() && !s.Address.IsMulticast()
 }
 
-// reach returns where the guest itself reaches a socket, best first, or why it cannot.
-func (n *network) reach(s *observer.Socket) (dial []netip.AddrPort, withheld port.Reason) {
-	addr := s.Address
+// reach returns where the guest itself reaches a socket at an address of its own, best first, or
+// why it cannot: at 0.0.0.0 the IPv4 half of a socket at ::.
+func (n *network) reach(s *observer.Socket, addr netip.Addr) (dial []netip.AddrPort, withheld port.Reason) {
 	switch {
 	case addr.IsMulticast():
 		return nil, port.Because(port.MulticastAddress)
 	case s.Device != 0:
-		return n.onDevice(s)
-	case depends(s):
+		return n.onDevice(s, addr)
+	case n.is4 && addr == netip.IPv6Unspecified():
+		return nil, port.Because(port.AddressNowhere)
+	case n.depends(s) && !addr.IsUnspecified():
 		switch n.kind(addr) {
 		case netwatch.Broadcast:
 			return nil, port.Because(port.BroadcastAddress)
@@ -79,33 +93,29 @@ func (n *network) reach(s *observer.Socket) (dial []netip.AddrPort, withheld por
 			return nil, port.Because(port.AddressNowhere)
 		}
 	}
-	return dialed(addr, s.Port, s.V6Only), port.Reason{}
+	return dialed(addr, s.Port), port.Reason{}
 }
 
 // onDevice is reach for a socket that is bound to an interface. The kernel delivers
 // what the guest sends to an own address as received on the interface that has it, so
 // the socket is reached at the interface's addresses and nowhere else.
-func (n *network) onDevice(s *observer.Socket) (dial []netip.AddrPort, withheld port.Reason) {
+func (n *network) onDevice(s *observer.Socket, addr netip.Addr) (dial []netip.AddrPort, withheld port.Reason) {
 	name := n.name(s.Device)
-	if name == loopback && (s.Address.IsUnspecified() || s.Address.IsLoopback()) {
-		return dialed(s.Address, s.Port, s.V6Only), port.Reason{}
+	if name == loopback && (addr.IsUnspecified() || addr.IsLoopback()) {
+		return dialed(addr, s.Port), port.Reason{}
 	}
 	own := n.addresses(s.Device)
-	if !s.Address.IsUnspecified() {
-		if !slices.Contains(own, s.Address) {
+	if !addr.IsUnspecified() {
+		if !slices.Contains(own, addr) {
 			return nil, port.Because(port.InterfaceLacks, name)
 		}
-		return dialed(zoned(s.Address, name), s.Port, false), port.Reason{}
+		return dialed(zoned(addr, name), s.Port), port.Reason{}
 	}
 	global := func(a netip.Addr) bool { return a.Is6() && !a.IsLinkLocalUnicast() }
-	if s.Address.Is4() || !s.V6Only {
-		dial = appendAll(dial, own, name, s.Port, netip.Addr.Is4)
-	}
-	if s.Address.Is6() {
-		dial = appendAll(dial, own, name, s.Port, global)
-	}
-	if len(dial) == 0 && s.Address.Is6() {
-		dial = appendAll(dial, own, name, s.Port, netip.Addr.Is6)
+	if addr.Is4() {
+		dial = listed(own, name, s.Port, netip.Addr.Is4)
+	} else if dial = listed(own, name, s.Port, global); len(dial) == 0 {
+		dial = listed(own, name, s.Port, netip.Addr.Is6)
 	}
 	if len(dial) == 0 {
 		return nil, port.Because(port.InterfaceBare, name)
@@ -115,14 +125,13 @@ func (n *network) onDevice(s *observer.Socket) (dial []netip.AddrPort, withheld 
 
 const loopback = "lo"
 
-// maxDial bounds the addresses of one family at which a socket of an interface is tried.
+// maxDial bounds the addresses at which a socket of an interface is tried.
 const maxDial = 8
 
-// appendAll appends the addresses that fit: another socket may have one of them alone.
-func appendAll(dial []netip.AddrPort, own []netip.Addr, name string, p uint16, fits func(netip.Addr) bool) []netip.AddrPort {
-	had := len(dial)
+// listed returns the addresses that fit: another socket may have one of them alone.
+func listed(own []netip.Addr, name string, p uint16, fits func(netip.Addr) bool) (dial []netip.AddrPort) {
 	for _, a := range own {
-		if fits(a) && len(dial) < had+maxDial {
+		if fits(a) && len(dial) < maxDial {
 			dial = append(dial, netip.AddrPortFrom(zoned(a, name), p))
 		}
 	}
@@ -138,13 +147,9 @@ func zoned(addr netip.Addr, name string) netip.Addr {
 }
 
 // dialed returns where the guest itself reaches what is bound to an address that it has.
-func dialed(addr netip.Addr, p uint16, v6only bool) []netip.AddrPort {
-	if !addr.IsUnspecified() {
-		return []netip.AddrPort{netip.AddrPortFrom(addr, p)}
+func dialed(addr netip.Addr, p uint16) []netip.AddrPort {
+	if addr.IsUnspecified() {
+		addr = port.Loopback(addr)
 	}
-	own := netip.AddrPortFrom(port.Loopback(addr), p)
-	if addr.Is6() && !v6only {
-		return []netip.AddrPort{netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p), own}
-	}
-	return []netip.AddrPort{own}
+	return []netip.AddrPort{netip.AddrPortFrom(addr, p)}
 }

@@ -2,7 +2,7 @@
 // What can be done with one port, in its detail. Its elements outlive updates of the row, so
 // that what is typed or has the focus remains.
 import { el, clean, ownerName, keyOf } from './format.js';
-import { may, about, exact, of, ownerRequest, denied, send, pressed, Said } from './changes.js';
+import { may, about, exact, of, ownerRequest, denied, send, pressed, target as nameOf, title, Said } from './changes.js';
 
 const said = new Said();
 const links = el('div', { class: 'buttons' });
@@ -44,7 +44,7 @@ const key = keyOf;
 // target selects the port of the row, by name if it was asked for so.
 const target = () => ({ ...exact(p) === 'demand' ? { demand: p.demands[0] } : { protocol: p.protocol, port: p.port }, ...of(p) });
 
-forward.addEventListener('submit', (e) => { e.preventDefault(); run({ op: 'add', ...target(), to: Number(port.value) }); });
+forward.addEventListener('submit', (e) => { e.preventDefault(); run({ op: 'forward', ...target(), to: Number(port.value) }); });
 expose.addEventListener('submit', (e) => { e.preventDefault(); run({ op: 'expose', ...target(), seconds: Number(times.value) }); });
 
 // show shows what can be done with a row.
@@ -71,7 +71,7 @@ export function draw() {
   const own = can && !p.unpublished && !p.waits;
   const open = own && p.state !== 'denied';
   put([...own ? main(is) : [], ...here.filter((r) => p.waits || undone.has(r.undo.op) || r.undo[exact(p)] === undefined).map((r) => ({
-    id: r.name, label: undoing(r), title: `Undoes what was added: ${clean(r.name)}`, request: r.undo,
+    id: title(r.request), label: undoing(r), title: `Undoes what was added: ${clean(title(r.request))}`, request: r.undo,
   }))]);
   forward.hidden = !open || is('rm') !== undefined;
   expose.hidden = !open || !may.host || exact(p) !== 'port';
@@ -96,12 +96,13 @@ function main(is) {
   return list;
 }
 
-function undoing({ undo, name, action, hostPort }) {
-  if (undo.op === 'hide') return 'End the exposure';
-  const what = clean(undo.owner ?? undo.demand ?? (undo.port === undefined ? 'all' : `${undo.port}/${undo.protocol}`));
-  if (undo.op === 'allow') return `Allow ${what}`;
-  if (name.startsWith('allow ')) return 'Undo allow';
-  return action === 'allow' && hostPort !== 'same' ? `Undo the forward to ${hostPort}` : 'Undo the forward';
+function undoing({ request }) {
+  switch (request.op) {
+    case 'expose': return 'End the exposure';
+    case 'deny': return `Allow ${clean(request.owner ?? nameOf({ ...request, guest: undefined }))}`;
+    case 'allow': return 'Undo allow';
+    default: return request.to === undefined ? 'Undo the forward' : `Undo the forward to ${request.to}`;
+  }
 }
 
 // why says what cannot be done here.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules that were added at run time, as `fairlead forward ls` lists them.
+// The requests that were made at run time, as `fairlead forward ls` lists them.
 import { el, clean } from './format.js';
-import { may, rules, denied, send, pressed, when, Said } from './changes.js';
+import { may, requests, denied, send, pressed, title, when, Said } from './changes.js';
 
 const panel = document.getElementById('added');
 const list = panel.querySelector('ul');
@@ -21,41 +21,39 @@ export async function run(request) {
 }
 
 pressed(all, () => {
-  const rule = denied({ all: true });
-  run(rule ? rule.undo : { op: 'deny', all: true });
+  run(denied({ all: true })?.undo ?? { op: 'deny', all: true });
 });
 
-// draw shows the rules, beside the ports that they name.
+// draw shows the requests, beside the ports that they name.
 export function draw(ports) {
   all.hidden = !may.change;
   all.textContent = denied({ all: true }) ? 'Allow all' : 'Deny all';
   const focused = list.contains(document.activeElement);
   const had = new Map([...list.children].map((li) => [li.dataset.rule, li]));
-  const next = rules.map((r, i) => {
-    const id = r.name || `rule ${i + 1}`;
+  const next = requests.map((r) => {
+    const id = title(r.request);
     const li = had.get(id) ?? el('li', { 'data-rule': id }, el('code', {}, clean(id)), el('span', { class: 'dim' }), el('button', { type: 'button' }, 'Undo'));
     const [, note, button] = li.children;
-    li.dataset.action = r.action;
+    li.dataset.action = r.request.op;
     note.textContent = about(r, ports);
-    button.hidden = !may.change || !r.undo;
+    button.hidden = !may.change;
     button.ariaLabel = `Undo ${clean(id)}`;
-    button.title = r.undo?.op === 'rm' ? 'Undoes all that was added for this port' : '';
+    button.title = r.undo.op === 'rm' ? 'Undoes all that was added for this port' : '';
     pressed(button, () => run(r.undo));
     return li;
   });
   for (const li of had.values()) if (!next.includes(li)) li.remove();
   next.forEach((li, i) => { if (list.children[i] !== li) list.insertBefore(li, list.children[i] ?? null); });
   if (focused && !list.contains(document.activeElement)) panel.focus();
-  panel.hidden = rules.length === 0 && said.done.textContent === '' && said.failed.textContent === '';
-  panel.querySelector('h2').hidden = rules.length === 0;
+  panel.hidden = requests.length === 0 && said.done.textContent === '' && said.failed.textContent === '';
+  panel.querySelector('h2').hidden = requests.length === 0;
 }
 
-function about({ action, hostPort, undo, until }, ports) {
-  if (!undo) return 'written by hand';
+function about({ request, until }, ports) {
   const notes = [];
-  if (action === 'allow' && hostPort !== 'same') notes.push(`to host port ${hostPort}`);
+  if (request.to !== undefined) notes.push(`to host port ${request.to}`);
   if (until) notes.push(`open to other machines until ${when(until)}`);
-  if (action !== 'deny' && (undo.port !== undefined || undo.demand !== undefined)) notes.push(...absent(undo, ports));
+  if (request.op !== 'deny') notes.push(...absent(request, ports));
   return notes.join('; ');
 }
 

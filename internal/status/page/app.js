@@ -78,11 +78,11 @@ const owners = ['container', 'service', 'process', 'unknown'];
 // headOf makes the button of a group: deny or allow all ports of its owner.
 function headOf(button, p) {
   const target = changes.may.change && !p.unpublished && !p.waits ? changes.ownerRequest(p) : null;
-  const rule = target === null ? undefined : changes.denied(target);
+  const denial = target === null ? undefined : changes.denied(target);
   button.hidden = target === null;
-  button.textContent = rule ? 'Allow' : 'Deny';
+  button.textContent = denial ? 'Allow' : 'Deny';
   button.title = target === null ? '' : `All ports of owners that are called ${target.owner}`;
-  changes.pressed(button, () => added.run(rule ? rule.undo : { op: 'deny', ...target }));
+  changes.pressed(button, () => added.run(denial?.undo ?? { op: 'deny', ...target }));
 }
 
 actions.onChange(changed);

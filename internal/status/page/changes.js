@@ -6,8 +6,8 @@ import { ask } from './stream.js';
 // What this page may do, and the reason if it may change nothing.
 export const may = { change: false, why: '', host: false };
 
-// The rules that were added at run time.
-export let rules = [];
+// The requests that were made at run time, each with its effect.
+export let requests = [];
 let generation = -1;
 
 // begin forgets what an earlier run of the server said.
@@ -20,7 +20,7 @@ export function begin({ role, changes, why }) {
 export function take(list) {
   if (list.generation < generation) return;
   generation = list.generation;
-  rules = list.rules;
+  requests = list.requests;
 }
 
 // send asks for a change when earlier ones have been answered. It returns {lines} that say
@@ -48,25 +48,41 @@ async function post(request) {
   return { lines: said(request, change) };
 }
 
-const made = (change) => change.rules.find((r) => change.added.includes(r.name));
+const targets = ['protocol', 'port', 'demand', 'owner', 'all', 'guest'];
+
+// selects reports whether two requests select the same.
+const selects = (a, b) => targets.every((k) => a[k] === b[k]);
+
+// of what was added, made finds the effect.
+const made = (change, q) => change.requests.find(({ request }) => request.op === q.op && selects(request, q));
+
+// target names what a request selects, as the command line does.
+export function target({ protocol, port, demand, owner, guest }) {
+  const what = demand ?? (port !== undefined ? `${port}/${protocol}` : owner !== undefined ? `owner ${owner}` : 'all');
+  return guest === undefined ? what : `${what} of guest ${guest}`;
+}
+
+// title names a request.
+export const title = (q) => `${q.op} ${target(q)}`;
 
 function said(request, change) {
   if (request.op === 'expose') return exposed(request, change);
-  const lines = change.removed.map((name) => `Removed: ${clean(name)}`);
-  for (const name of change.added) {
-    const r = change.rules.find((r) => r.name === name);
-    lines.push(`Added: ${clean(name)}${r === undefined ? '' : inParentheses(r)}`);
+  const lines = change.removed.map((q) => `Removed: ${clean(title(q))}`);
+  for (const q of change.added) {
+    const r = made(change, q);
+    lines.push(`Added: ${clean(title(q))}${r === undefined ? '' : inParentheses(r)}`);
   }
   if (lines.length === 0) lines.push('Nothing to change.');
+  if (change.closed) lines.push(`Still closed: ${clean(change.closed)}`);
   return lines;
 }
 
-// inParentheses is what is to be known of a rule that was added: its state unless that is as asked
-// for, and its note.
-function inParentheses({ action, state, reason, note }) {
+// inParentheses says of a request that was added its state, unless that is as asked for, and its
+// note.
+function inParentheses({ request, state, reason, note }) {
   const list = [];
-  if (action === 'deny') list.push(reason);
-  else if (action === 'allow' && state !== '' && state !== 'active') {
+  if (request.op === 'deny') list.push(reason);
+  else if (request.op !== 'expose' && state !== '' && state !== 'active') {
     list.push(reason.startsWith(`${state} `) ? reason : `${state}: ${reason || 'it is being opened'}`); // "denied by rule 1"
   }
   const text = [...list, note].filter(Boolean).map(clean).join('; ');
@@ -74,8 +90,8 @@ function inParentheses({ action, state, reason, note }) {
 }
 
 function exposed({ port, protocol }, change) {
-  const r = made(change);
-  if (r === undefined) return ['The rule was removed again meanwhile: try again.'];
+  const r = made(change, change.added[0]);
+  if (r === undefined) return ['It was undone again meanwhile: try again.'];
   const [open, always, until] = [change.open ?? [], change.always ?? [], when(r.until)];
   const lines = [];
   if (always.length > 0) {
@@ -102,9 +118,9 @@ export function when(time) {
 // of limits a request to a row's guest where there are several.
 export function of(p) { return may.host && guests.size > 1 ? { guest: p.guest } : {}; }
 
-// about returns the rules that name a row, and the one that decides it.
+// about returns the requests that name a row, and the one that decides it.
 export function about(p) {
-  return rules.filter(({ undo, name }) => undo && (names(undo, p) || decides(name, p)));
+  return requests.filter(({ request, undo }) => names(undo, p) || decides(title(request), p));
 }
 
 // exact is the field of a request that names a row alone: what was asked for by name shares
@@ -130,9 +146,9 @@ export function ownerRequest(p) {
 // pressed has a button make a change. The second click of a double click is none.
 export function pressed(button, act) { button.onclick = (e) => { if (e.detail < 2) act(); }; }
 
-// denied finds the rule that denies just what a request selects.
+// denied finds the request that denies just what another one selects.
 export function denied(target) {
-  return rules.find(({ undo }) => undo?.op === 'allow' && ['protocol', 'port', 'demand', 'owner', 'all', 'guest'].every((k) => undo[k] === target[k]));
+  return requests.find(({ request }) => request.op === 'deny' && selects(request, target));
 }
 
 // Said is where the result of a change is told.

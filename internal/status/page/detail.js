@@ -120,7 +120,7 @@ function facts() {
   const at = hostAddresses(p);
   if (at.length > 0) fact('On the host', ...at.map((a) => el('div', {}, address(p, a), copyButton(a))));
   if (p.url) fact('Name', el('a', { href: p.url, target: '_blank', rel: 'noopener noreferrer' }, clean(p.url)));
-  fact('In the guest', el('code', {}, inGuest(p)), p.dualStack ? ' and IPv4' : null);
+  fact('In the guest', el('code', {}, inGuest(p)), p.both ? ' over IPv4 and IPv6' : null);
   if (p.guest) fact('Guest', clean(guests.get(p.guest) ?? p.guest));
   if (p.dialTarget) fact('Dialled', el('code', {}, p.dialTarget));
   fact('Owner', `${p.owner.kind} `, el('b', {}, ownerName(p.owner)), p.owner.id && p.owner.id !== p.owner.name ? el('code', { class: 'id' }, ` ${clean(p.owner.id)}`) : null);

@@ -61,7 +61,7 @@ export function joined(address, port) {
 
 // inGuest returns where a port is in the guest: the name in place of an address that is not
 // known yet.
-export function inGuest(p) { return p.waits ? clean(p.waits) : joined(p.address, p.port); }
+export function inGuest(p) { return p.waits ? clean(p.waits) : joined(p.both ? '*' : p.address, p.port); }
 
 // guests are the names of a host's guests, by what the rows have.
 export const guests = new Map();
@@ -69,6 +69,27 @@ export const guests = new Map();
 // keyOf identifies a row as the stream does.
 export function keyOf(p) {
   return `${p.guest ?? ''}|${p.protocol}|${p.address}|${p.port}${p.unpublished ? '|unpublished' : ''}${p.waits ? `|${p.waits}` : ''}`;
+}
+
+const wildcards = { '0.0.0.0': '::', '::': '0.0.0.0' };
+
+// otherKey identifies the row of the other wildcard of a port; null if it has none.
+export function otherKey(p) {
+  return p.address in wildcards && !p.waits ? keyOf({ ...p, address: wildcards[p.address] }) : null;
+}
+
+// bothOf returns one row for both wildcards of one owner, with the better state; null if they are
+// of two owners, or one alone is denied.
+export function bothOf(four, six) {
+  const owner = ({ owner: o }) => JSON.stringify([o.kind, o.id, o.name, o.namespace ?? '', o.cluster ?? '']);
+  if (owner(four) !== owner(six) || four.lost !== six.lost || (four.state === 'denied') !== (six.state === 'denied')) return null;
+  const best = states.indexOf(six.state) < states.indexOf(four.state) || (six.state === four.state && four.reason === '') ? six : four;
+  const old = Date.parse(six.since) < Date.parse(four.since) ? six : four;
+  return {
+    ...four, both: true, state: best.state, reason: best.reason, since: old.since, sinceAtLeast: four.sinceAtLeast || six.sinceAtLeast,
+    hostAddresses: [...four.hostAddresses, ...six.hostAddresses], outcomes: [...four.outcomes, ...six.outcomes], origins: [...four.origins, ...six.origins],
+    exposedUntil: four.exposedUntil ?? six.exposedUntil,
+  };
 }
 
 // stateOf is what is shown as the state of a row.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of ports: its rows, which of them are shown, and in which order.
-import { el, clean, age, states, inGuest, keyOf, ownerName, hostAddresses, stateOf, guests } from './format.js';
+import { el, clean, age, states, inGuest, keyOf, otherKey, bothOf, ownerName, hostAddresses, stateOf, guests } from './format.js';
 import { address } from './detail.js';
 
 const lingers = 4000; // ms that a closed port is still shown
@@ -11,7 +11,8 @@ const step = 300; // rows that are shown at once
 const unpublished = 'published:no';
 
 export class Table {
-  rows = new Map(); // key → {p, key, text, tr, drawn, born, gone}
+  rows = new Map(); // key → {p, key, text, tr, drawn, born, gone}; of both families of a port the key of IPv4
+  #ports = new Map(); // key → what the server has of each family
   query = '';
   hiddenBy = new Set([unpublished]); // "state:denied", "protocol:udp", "guest:vm"
   selected = null;
@@ -45,25 +46,51 @@ export class Table {
   // take applies an event of the server.
   take({ reset, more, put = [], removed = [] }, now) {
     if (reset) this.#incoming = new Set();
+    const touched = [];
+    const remove = (key) => { touched.push(this.#ports.get(key)); this.#ports.delete(key); };
     for (const p of put) {
-      const key = keyOf(p);
-      const row = this.rows.get(key) ?? { key, born: this.#loaded ? now : 0 };
-      if (row.gone) Object.assign(row, { gone: 0, born: now, drawn: null });
-      row.p = p;
-      row.drawn = null;
-      row.text = searchable(p);
-      this.rows.set(key, row);
-      this.#incoming?.add(key);
+      this.#ports.set(keyOf(p), p);
+      touched.push(p);
+      this.#incoming?.add(keyOf(p));
     }
-    for (const r of removed) this.#gone(keyOf(r), now);
-    if (!more) {
-      if (this.#incoming !== null) {
-        for (const key of this.rows.keys()) if (!this.#incoming.has(key)) this.#gone(key, now);
-      }
+    for (const r of removed) if (this.#ports.has(keyOf(r))) remove(keyOf(r));
+    if (!more && this.#incoming !== null) {
+      for (const key of [...this.#ports.keys()]) if (!this.#incoming.has(key)) remove(key);
       this.#incoming = null;
-      this.#loaded = true;
     }
+    for (const p of touched) this.#update(p, now);
+    if (!more) this.#loaded = true;
     this.#changed();
+  }
+
+  // update makes the row, or the rows, of a port, whose families are one row if they are of one
+  // owner.
+  #update(p, now) {
+    const key = keyOf(p);
+    const other = otherKey(p);
+    const [a, b] = [this.#ports.get(key), this.#ports.get(other)];
+    const both = a && b ? (p.address === '::' ? bothOf(b, a) : bothOf(a, b)) : null;
+    if (both === null) {
+      this.#set(key, a, now);
+      if (b) this.#set(other, b, now);
+      return;
+    }
+    const first = keyOf(both);
+    this.#set(first, both, now);
+    this.rows.delete(first === key ? other : key);
+  }
+
+  #set(key, p, now) {
+    if (!p) {
+      this.#gone(key, now);
+      return;
+    }
+    const row = this.rows.get(key) ?? { key, born: this.#loaded ? now : 0 };
+    if (row.gone) Object.assign(row, { gone: 0, born: now, drawn: null });
+    row.p = p;
+    row.drawn = null;
+    row.text = searchable(p);
+    this.rows.set(key, row);
   }
 
   // name takes the names of the guests. Rows are drawn again where one has changed.

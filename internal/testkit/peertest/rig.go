@@ -71,8 +71,8 @@ func Key(t testing.TB, s string) port.Key {
 	return port.Key{Protocol: p, Address: a.Addr(), Port: a.Port()}
 }
 
-// Pub returns a publication that asks for host addresses. A key that ends with "+"
-// makes it dual-stack.
+// Pub returns a publication that asks for host addresses. A key that ends with "+" makes it one
+// half of a socket at [::] that takes both families.
 func Pub(t testing.TB, key string, hosts ...string) port.Publication {
 	t.Helper()
 	p := port.Publication{
@@ -80,7 +80,9 @@ func Pub(t testing.TB, key string, hosts ...string) port.Publication {
 		Decision: port.Decision{Allow: true, Rule: port.RuleRef{Kind: port.RuleDefault}},
 	}
 	if n := len(key) - 1; key[n] == '+' {
-		key, p.DualStack = key[:n], true
+		key = key[:n]
+		p.Owner = port.Owner{Kind: port.OwnerProcess, Name: "server", ID: "7"}
+		p.Origins[0].Mapped = strings.Contains(key, "0.0.0.0")
 	}
 	p.Key = Key(t, key)
 	for _, h := range hosts {

@@ -34,6 +34,15 @@ func Dir() string { return os.Getenv(variable) }
 // CgroupParent is the name of the cgroup that holds every container of the enclave.
 func CgroupParent() string { return filepath.Base(Dir()) }
 
+// process1 runs a program and ends as it does. Processes that an engine has paused cannot be
+// killed, and process 1 ends after all others.
+const process1 = `"$0" "$@" & wait $!; code=$?
+shopt -s nullglob
+cd /sys/fs/cgroup || exit
+for f in {freezer/,}"${FAIRLEAD_ENCLAVE_DIR##*/}"/*/freezer.state; do echo THAWED >"$f"; done
+for f in {unified/,}"${FAIRLEAD_ENCLAVE_DIR##*/}"/*/cgroup.freeze; do echo 0 >"$f"; done
+exit $code`
+
 // Run runs cmd in an enclave until it ends; the program that it starts calls SetUp
 // first. A shell is process 1 there and reaps the processes that engines leave, so that
 // a dead engine is seen as dead. Processes that remain are killed when cmd ends or this
@@ -51,7 +60,7 @@ func Run(cmd *exec.Cmd) error {
 		cmd.Env = os.Environ()
 	}
 	cmd.Env = append(cmd.Env, variable+"="+dir)
-	cmd.Args = append([]string{"bash", "-c", `"$0" "$@" & wait $!`, cmd.Path}, cmd.Args[1:]...)
+	cmd.Args = append([]string{"bash", "-c", process1, cmd.Path}, cmd.Args[1:]...)
 	cmd.Path = "/bin/bash"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS,

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
@@ -39,8 +40,7 @@ type Compiler struct {
 	index   index
 
 	published map[slotID][]published
-	most      highWater
-	shrunk    bool // see Shrunk
+	most      compact.Peak
 	count     int  // of bindings in published
 	evals     int  // rules evaluated since the start
 	missing   bool // the last commit read a set whose elements are not known
@@ -224,7 +224,7 @@ func (c *Compiler) tidy() {
 }
 
 func (ch *chain) renumber(from int) {
-	ch.most = max(ch.most, highWater(len(ch.rules)))
+	ch.most.Reached(len(ch.rules))
 	for i := from; i < len(ch.rules); i++ {
 		ch.rules[i].pos = i
 	}
@@ -315,8 +315,8 @@ func (c *Compiler) dropElem(n *namedSet, id string) {
 		return
 	}
 	delete(n.Elements, id)
-	if n.most.fell(len(n.Elements)) {
-		n.Elements = remade(n.Elements)
+	if n.most.Passed(len(n.Elements)) {
+		n.Elements = compact.Map(n.Elements)
 	}
 	c.touchElem(n, id)
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
@@ -15,9 +16,9 @@ import (
 // each with the packets that take it.
 type evaluation struct {
 	branches branches
-	sets     []*namedSet // that were read
-	split    *namedSet   // the one set whose elements are the branches' keys, if so
-	most     highWater   // of branches
+	sets     []*namedSet  // that were read
+	split    *namedSet    // the one set whose elements are the branches' keys, if so
+	most     compact.Peak // of branches
 
 	inert     bool // no branch jumps or decides
 	tooMany   bool

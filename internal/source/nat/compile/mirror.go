@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
 
@@ -28,7 +29,7 @@ type Mirror struct {
 	followed map[ruleset.TableID]struct{} // tables of the last dump that have a nat base chain
 	others   map[ruleset.TableID]struct{} // tables that have no nat base chain
 	changed  map[ruleset.TableID]struct{} // tables that the commit being read has made, or of which it has deleted a chain
-	most     highWater                    // of others
+	most     compact.Peak                 // of others
 	ends     map[*chain]*ends             // chains in which the commit being read deletes or adds rules
 	open     map[*chain]struct{}          // chains whose order is not known, see Unordered
 }
@@ -136,8 +137,8 @@ func (m *Mirror) apply(msg, next *ruleset.Message) error {
 	case ruleset.MsgDelTable:
 		m.c.dropTable(msg.Table)
 		delete(m.others, msg.Table)
-		if m.most.fell(len(m.others)) {
-			m.others = remade(m.others)
+		if m.most.Passed(len(m.others)) {
+			m.others = compact.Map(m.others)
 		}
 		delete(m.changed, msg.Table)
 		return nil

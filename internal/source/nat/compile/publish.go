@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 )
 
@@ -70,10 +71,7 @@ func (c *Compiler) publish() port.Change {
 			delete(c.published, id)
 		}
 	}
-	if len(c.index.dirtySlots) > shrinkFrom {
-		c.index.dirtySlots = make(map[slotID]struct{})
-	}
-	clear(c.index.dirtySlots)
+	c.index.dirtySlots = compact.Clear(c.index.dirtySlots)
 	c.shrink()
 	slices.SortFunc(ch.Put, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
 	slices.SortFunc(ch.Drop, func(a, b port.Origin) int { return cmp.Compare(a.ID, b.ID) })

@@ -6,6 +6,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
 )
@@ -20,7 +21,7 @@ type table struct {
 	chains   map[string]*chain
 	byHandle map[uint64]*chain
 	sets     map[string]*namedSet
-	most     highWater
+	most     compact.Peak
 }
 
 // families returns for which of IPv4 (false) and IPv6 (true) the table has rules.
@@ -56,7 +57,7 @@ type chain struct {
 	index      map[uint64]*rule // by handle, in nftables
 	gone       int              // how many of rules are gone, see removeRule
 	inert      inertness
-	most       highWater // of rules
+	most       compact.Peak // of rules
 }
 
 type rule struct {
@@ -79,7 +80,7 @@ const policyPosition = math.MaxInt
 type namedSet struct {
 	ruleset.Set
 	users map[*rule]struct{} // rules whose evaluation read it
-	most  highWater          // of elements
+	most  compact.Peak       // of elements
 }
 
 // text returns the rule's human-readable text.

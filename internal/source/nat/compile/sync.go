@@ -115,18 +115,17 @@ func (c *Compiler) syncSets(t *table, ts *ruleset.Table, d *Differences) {
 	for _, s := range ts.Sets {
 		elems := s.Elements
 		have := c.putSet(t, &ruleset.Set{Name: s.Name, Handle: s.Handle, Flags: s.Flags, KeyLen: s.KeyLen, DataLen: s.DataLen, DataType: s.DataType})
-		if s.Blank || have.Changing() {
-			if len(have.users) == 0 {
-				have.Blank, have.Elements = s.Blank, make(map[string]ruleset.Element)
-			}
-			continue // what is in it does not matter
-		}
 		known := !have.Blank && len(have.users) > 0
-		if have.Blank {
-			have.Blank = false
+		if have.Blank != s.Blank {
+			// A rule that read what is blank now is one that goes, or that no packet reaches any more.
 			for r := range have.users {
 				c.touch(r)
 			}
+		}
+		if have.Blank = s.Blank; s.Blank || have.Changing() { // what is in it does not matter
+			delete(c.dirty.elems, have)
+			have.Elements = make(map[string]ruleset.Element)
+			continue
 		}
 		for id, old := range have.Elements {
 			if _, ok := elems[id]; !ok {
