@@ -16,4 +16,4 @@ rm -f "$copy"/internal/kernel/bpf/*_bpfel.go "$copy"/internal/kernel/bpf/*_bpfel
 (cd "$copy" && go generate ./...)
 after=$(cd "$copy" && find . -type f -print0 | sort -z | xargs -0 sha256sum)
 diff <(printf '%s\n' "$before") <(printf '%s\n' "$after") ||
-	{ echo "generate-check: generated files differ from the sources: run 'make generate'" >&2; exit 1; }
+	{ echo "generate-check: generated files differ from the sources: run 'go run ./hack/stages generate'" >&2; exit 1; }

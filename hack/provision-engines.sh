@@ -1,14 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Provides the real engines that `make test-engines` and `make test-moby` run against.
+# Provides the real engines that `go run ./hack/stages test-engines` and `go run ./hack/stages test-moby` run against.
 #
-#   hack/provision-engines.sh            everything but cluster, apiserver and moby
+#   hack/provision-engines.sh            everything but cluster, apiserver, databases and moby
 #   hack/provision-engines.sh packages   Debian's dockerd, containerd, runc, CNI plugins, etcd, Podman
 #   hack/provision-engines.sh nerdctl    nerdctl, built from its module
 #   hack/provision-engines.sh kube       kube-apiserver and kube-proxy, built from module k8s.io/kubernetes
 #   hack/provision-engines.sh cluster    kubelet, kubectl and the control plane's other parts, built from the same module
 #   hack/provision-engines.sh apiserver  kube-apiserver once more, built with optimisation, in bin/optimised: for measurements
+#   hack/provision-engines.sh databases  PostgreSQL and Redis, for measurements
 #   hack/provision-engines.sh moby       the next dockerd, whose firewall back end can be nftables, and runc for it
 #
 # What is built is kept in ${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/fairlead}/bin
@@ -167,6 +168,8 @@ kube() { flags=quick build_kube kube "$BIN" kube-apiserver kube-proxy; }
 # apiserver takes as long as the others together. JOBS=1 leaves room for other work.
 apiserver() { flags=optimised build_kube apiserver "$BIN/optimised" kube-apiserver; }
 
+databases() { debian postgresql redis-server redis-tools; }
+
 # cluster is what a node needs besides.
 cluster() {
 	debian containerd runc containernetworking-plugins etcd-server iptables busybox-static iproute2
@@ -194,9 +197,9 @@ if (($# == 0)); then
 fi
 for what in "$@"; do
 	case $what in
-	packages | nerdctl | kube | cluster | apiserver | moby) "$what" ;;
+	packages | nerdctl | kube | cluster | apiserver | databases | moby) "$what" ;;
 	*)
-		say "unknown part \"$what\": want packages, nerdctl, kube, cluster, apiserver or moby"
+		say "unknown part \"$what\": want packages, nerdctl, kube, cluster, apiserver, databases or moby"
 		exit 2
 		;;
 	esac

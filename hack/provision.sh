@@ -288,6 +288,7 @@ prometheus() {
 modules() {
 	command -v go >/dev/null || die "no go in PATH: install Go first"
 	retry "download the Go modules" go -C "$(dirname "$0")/.." mod download
+	retry "download the Go modules of the tests" go -C "$(dirname "$0")/../test" mod download
 	# The end-to-end tests build gvproxy.
 	retry "download the modules of gvproxy" go -C "$(dirname "$0")/../test/gvproxy" mod download
 }

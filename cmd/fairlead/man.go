@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/version"
 )
 
-// newMan writes the manual pages for packages ("make man").
+// newMan writes the manual pages for packages ("go run ./hack/stages man").
 func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use: "man DIR", Short: "Write the manual pages to a directory", Hidden: true, Args: oneArg("a directory"),

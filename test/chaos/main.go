@@ -9,7 +9,7 @@
 // at, and counts every difference that stays. Every flow carries its length and a
 // checksum: one that is cut must end by an error, never like a complete one.
 //
-//	go run ./test/chaos [-seed 1,2] [-minutes 3] [-kernel 6.1] [-report docs/reliability.md]
+//	go -C test run ./chaos [-seed 1,2] [-minutes 3] [-kernel 6.1] [-report docs/reliability.md]
 //
 // It needs root. Everything that it starts is in namespaces that end with it.
 package main
@@ -75,6 +75,9 @@ func main() {
 func (o options) run(ctx context.Context) (err error) {
 	if o.inside != "" {
 		return o.runInside(ctx)
+	}
+	if err := program.EnterRoot(); err != nil {
+		return err
 	}
 	tmp, err := os.MkdirTemp("", "fairlead-chaos-")
 	if err != nil {
@@ -162,7 +165,7 @@ func (o options) runInside(ctx context.Context) error {
 
 // runMachine runs TestChaos in an emulated machine.
 func (o options) runMachine(ctx context.Context, _, seed string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "go", "run", "./test/vm", "-json", "-kernel", o.kernel, "-run", "^TestChaos$",
+	cmd := exec.CommandContext(ctx, "go", "-C", "test", "run", "./vm", "-json", "-kernel", o.kernel, "-run", "^TestChaos$",
 		"-env", seedVariable+"="+seed, "-env", fmt.Sprint(minutesVariable, "=", o.minutes), "./test/chaos")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Stderr = os.Stderr

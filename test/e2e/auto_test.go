@@ -24,6 +24,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/testkit/probe"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // The guest's network: what may be its gvproxy, and another machine.
@@ -165,7 +166,7 @@ func (r *rig) wantVia(key, sink, want string) (reason string) {
 // no product of gvproxy is, and where DNS alone would name it.
 func TestAutoIgnoresAnImpostor(t *testing.T) {
 	r, p := autoRig(t, "")
-	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
 	r.startAuto()
 	r.wantVia("tcp 127.0.0.1:5432", "hostlink", "pending")
 	if state, reason := r.via("tcp 127.0.0.1:5432", "gvproxy"); state != "" {
@@ -181,7 +182,7 @@ func TestAutoIgnoresAnImpostor(t *testing.T) {
 func TestAutoSurvivesACaptivePortal(t *testing.T) {
 	r, p := autoRig(t, rancherHosts)
 	p.become(portal)
-	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
 	r.startAuto()
 	r.wantVia("tcp 0.0.0.0:8080", "hostlink", "pending")
 	if state, reason := r.via("tcp 0.0.0.0:8080", "gvproxy"); state != "" {
@@ -202,8 +203,8 @@ func TestAutoSurvivesACaptivePortal(t *testing.T) {
 func TestAutoBridgesToThePeerAlone(t *testing.T) {
 	t.Run("unasked", func(t *testing.T) {
 		r, p := autoRig(t, rancherHosts)
-		go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
-		go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+		go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
+		go echo.Serve(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
 		r.startAuto()
 		r.wantVia("tcp 0.0.0.0:8080", "gvproxy", "active")
 		if reason := r.wantVia("tcp 127.0.0.1:5432", "gvproxy", "failed"); !strings.Contains(reason, "--bridge-loopback") {
@@ -215,7 +216,7 @@ func TestAutoBridgesToThePeerAlone(t *testing.T) {
 	})
 	t.Run("asked", func(t *testing.T) {
 		r, p := autoRig(t, rancherHosts, "--bridge-loopback")
-		go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
+		go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
 		r.startAuto()
 		r.wantVia("tcp 127.0.0.1:5432", "gvproxy", "active")
 		at := p.at("127.0.0.1:5432")

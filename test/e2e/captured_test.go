@@ -121,7 +121,7 @@ func TestDemoFitsTheTerminal(t *testing.T) {
 	}
 	want, err := os.ReadFile(golden)
 	if err != nil || alike(screen) != alike(string(want)) {
-		t.Errorf("%s (-) differs from the screen (+): go test -tags root ./test/e2e -run DemoFits -update: %v\n%s",
+		t.Errorf("%s (-) differs from the screen (+): go -C test test -tags root ./e2e -run DemoFits -update: %v\n%s",
 			golden, err, gocmp.Diff(strings.Split(alike(string(want)), "\n"), strings.Split(alike(screen), "\n")))
 	}
 	for port := 9000; port < 9003; port++ { // so that there are more events than rows for them

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead/fairlead/internal/loglevel"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/usage"
 )
 
@@ -142,7 +143,7 @@ func TestExistingSockets(t *testing.T) {
 // affected.
 func TestGarbage(t *testing.T) {
 	r := newRig(t).start()
-	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 	flow := echoThrough(t, r, "127.0.0.1:7000")
 	dial := func(path string) net.Conn {
 		c, err := net.Dial("unix", path)

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // A host or an agent without descriptors left refuses flows, answers on its control
@@ -21,7 +23,7 @@ func TestDescriptorLimit(t *testing.T) {
 	for name, limit := range map[string]uint64{"host": 128, "agent": 192} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t).start()
-			go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+			go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 			r.wantState("tcp 127.0.0.1:7000", "active")
 			limited := r.host
 			if name == "agent" {

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testkit/peertest"
 	"github.com/fairlead/fairlead/internal/testkit/probe"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/gvtools"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
@@ -97,7 +98,7 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 	run := t.TempDir()
 	proxy := peertest.NewReceiver(t, "unix", filepath.Join(run, "wsl-proxy.sock"), net.Listen)
 	c := container(t, n.guest)
-	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+	go echo.Serve(c.listen(t, "tcp4", "0.0.0.0:80"))
 
 	flags := []string{
 		"-debug", "-docker=true", "-containerd=false", "-kubernetes=true", "-kubeconfig=" + filepath.Join(run, "k3s.yaml"),
@@ -107,7 +108,7 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 	p := startDropIn(t, n.guest, run, flags...)
 	proxy.Want(api)
 	l := n.guest.listen(t, "tcp4", "0.0.0.0:8080")
-	go echoServer(l)
+	go echo.Serve(l)
 	n.guest.sh(t, hostPortRule)
 	proxy.Want(api, web, rule)
 	n.wantForwards(sshForward, "tcp 127.0.0.1:8080 192.168.127.2:8080", "tcp 127.0.0.1:8083 192.168.127.2:8083")
@@ -121,7 +122,7 @@ func TestDropInServesVirtualNetwork(t *testing.T) {
 
 	// The incumbent exits with status 1 on SIGTERM, ignores SIGINT, and withdraws
 	// nothing.
-	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:9090"))
+	go echo.Serve(n.guest.listen(t, "tcp4", "0.0.0.0:9090"))
 	const last = "9090/tcp 127.0.0.1 to upstream"
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		proxy.Want(api, last)
@@ -185,7 +186,7 @@ func TestDropInBridgesLoopback(t *testing.T) {
 /usr/sbin/ip addr add 192.168.143.2/24 dev veth-rd-wsl
 /usr/sbin/ip link set veth-rd-wsl up`)
 	proxy := peertest.NewReceiver(t, "unix", filepath.Join(run, "wsl-proxy.sock"), net.Listen)
-	go echoServer(guest.listen(t, "tcp4", "127.0.0.1:8084"))
+	go echo.Serve(guest.listen(t, "tcp4", "127.0.0.1:8084"))
 	p := startDropIn(t, guest, run, "-docker=true")
 	proxy.Want("8084/tcp 127.0.0.1 to upstream")
 	wait.Until(t, "the address of wsl-proxy answers", func() error {
@@ -207,7 +208,7 @@ func TestDropInBridgesLoopback(t *testing.T) {
 func TestDropInListenersServe(t *testing.T) {
 	guest, run := newSpace(t), t.TempDir()
 	c := container(t, guest)
-	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+	go echo.Serve(c.listen(t, "tcp4", "0.0.0.0:80"))
 	p := startDropIn(t, guest, run, "-iptables=true", "-kubernetes=false", "-adminInstall=false")
 	guest.sh(t, hostPortRule)
 	wait.Until(t, "the guest's loopback answers", func() error {

@@ -49,16 +49,3 @@ func roundTrip(c net.Conn, text string) error {
 	}
 	return nil
 }
-
-func echoServer(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer c.Close()
-			_, _ = io.Copy(c, c)
-		}()
-	}
-}

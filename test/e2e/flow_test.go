@@ -18,9 +18,10 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
-// reflectApart runs reflect in a process of its own in the guest.
+// reflectApart runs an echo server in a process of its own in the guest.
 func (r *rig) reflectApart(addr string) {
 	r.t.Helper()
 	self, err := os.Executable()
@@ -73,7 +74,7 @@ func hashed(c net.Conn, seed uint64, n int64, pace func()) (sent, got [sha256.Si
 // it delays none of them and loses no data itself.
 func TestGibibyteBesideSlowReader(t *testing.T) {
 	r := newRig(t).start()
-	go reflect(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 	r.wantState("tcp 127.0.0.1:7000", "active")
 	const total, flows = 1 << 30, 199
 	dial := func() net.Conn {

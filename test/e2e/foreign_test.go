@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // Who may declare ports, by a container's HostIp or a Service's external IP, does not lead
@@ -41,9 +42,9 @@ func TestForeignAddressesAreNotPublished(t *testing.T) {
 /usr/sbin/ip addr add 198.51.100.2/24 dev lan1
 /usr/sbin/ip link set lan1 up`)
 	for _, number := range []string{"8001", "8002"} {
-		go echoServer(other.listen(t, "tcp4", "198.51.100.2:"+number))
+		go echo.Serve(other.listen(t, "tcp4", "198.51.100.2:"+number))
 	}
-	go echoServer(r.guest.listen(t, "tcp4", "198.51.100.1:8003"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "198.51.100.1:8003"))
 	r.start()
 	r.wantState("tcp 198.51.100.1:8003", "active") // the guest's own address
 	r.wantState("tcp 198.51.100.2:8002", "active") // a rule names the port

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/testkit/probe"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // Forwards that are added on the host or in the guest lead clients to the server, survive
@@ -27,7 +28,7 @@ import (
 func TestForwardsAtRunTime(t *testing.T) {
 	r := newRig(t)
 	r.start()
-	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
 	r.wantState("tcp 0.0.0.0:8080", "active")
 	run := func(control string, args ...string) string {
 		t.Helper()
@@ -138,7 +139,7 @@ func TestExpose(t *testing.T) {
 	r.hostFlags = []string{"--bind", "asked"}
 	r.outside.sh(t, lanOf)
 	r.start()
-	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:8080"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:8080"))
 	r.wantState("tcp 127.0.0.1:8080", "active")
 	expose := func(args ...string) string {
 		t.Helper()
@@ -236,7 +237,7 @@ func TestForwardOnConflict(t *testing.T) {
 	r := newRig(t)
 	r.start()
 	holder := r.outside.listen(t, "tcp4", "127.0.0.1:8080") // before fairlead opens it
-	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "0.0.0.0:8080"))
 	r.wantState("tcp 0.0.0.0:8080", "conflict")
 	if _, stderr, code := fairlead(t, "forward", "add", "8080", "--on-conflict", "next", "--control", r.hostCtl); code != 0 {
 		t.Fatal(stderr)
@@ -278,8 +279,8 @@ func TestProxyProtocol(t *testing.T) {
 	}
 	r.agentFlags = []string{"--config", config}
 	r.start()
-	go echoServer(r.guest.listen(t, "tcp", "[::]:8080"))
-	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:8081"))
+	go echo.Serve(r.guest.listen(t, "tcp", "[::]:8080"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:8081"))
 	r.wantState("tcp [::]:8080", "active")
 	r.wantState("tcp 127.0.0.1:8081", "active")
 	const payload = "the first bytes"

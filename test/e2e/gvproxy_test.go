@@ -23,6 +23,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/testkit/probe"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/gvtools"
 )
 
@@ -152,7 +153,7 @@ func (n *virtualNetwork) agentRig(flags ...string) *rig {
 func TestGvproxyCarriesTCPAndUDP(t *testing.T) {
 	n := newVirtualNetwork(t)
 	c := container(t, n.guest)
-	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+	go echo.Serve(c.listen(t, "tcp4", "0.0.0.0:80"))
 	n.guest.sh(t, `nft -f - <<'END'
 table ip fl {
 	chain pre { type nat hook prerouting priority -100; fib daddr type local tcp dport 8083 dnat to 10.88.0.2:80; }
@@ -160,10 +161,10 @@ table ip fl {
 }
 END`)
 	tcp := n.guest.listen(t, "tcp4", "0.0.0.0:8080")
-	go echoServer(tcp)
+	go echo.Serve(tcp)
 	udp := n.guest.listenPacket(t, "udp4", "0.0.0.0:8081")
-	go echoUDP(udp)
-	go echoServer(n.guest.listen(t, "tcp", "[::]:8082"))
+	go echo.ServePackets(udp)
+	go echo.Serve(n.guest.listen(t, "tcp", "[::]:8082"))
 	r := n.agentRig()
 	for _, k := range []string{"tcp 0.0.0.0:8080", "udp 0.0.0.0:8081", "tcp [::]:8082", "tcp 0.0.0.0:8083", "tcp 0.0.0.0:8087"} {
 		r.wantState(k, "active")
@@ -197,7 +198,7 @@ END`)
 func TestGvproxyConflictWithHostProgram(t *testing.T) {
 	n := newVirtualNetwork(t)
 	l := n.outside.listen(t, "tcp4", "127.0.0.1:8080")
-	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+	go echo.Serve(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
 	r := n.agentRig()
 	r.wantState("tcp 0.0.0.0:8080", "conflict")
 	if _, p := r.state("tcp 0.0.0.0:8080"); !strings.Contains(p.Reason, "another program of the host holds 127.0.0.1:8080") {
@@ -211,7 +212,7 @@ func TestGvproxyConflictWithHostProgram(t *testing.T) {
 // The incumbent does not send its ports again to a peer that restarted.
 func TestGvproxyRestartIsResynced(t *testing.T) {
 	n := newVirtualNetwork(t)
-	go echoServer(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
+	go echo.Serve(n.guest.listen(t, "tcp4", "0.0.0.0:8080"))
 	r := n.agentRig()
 	r.wantState("tcp 0.0.0.0:8080", "active")
 	for range 3 {
@@ -229,7 +230,7 @@ func TestGvproxyRestartIsResynced(t *testing.T) {
 func TestGvproxyForwardsSurviveAgentKill(t *testing.T) {
 	n := newVirtualNetwork(t)
 	stays := n.guest.listen(t, "tcp4", "0.0.0.0:8080")
-	go echoServer(stays)
+	go echo.Serve(stays)
 	goes := n.guest.listen(t, "tcp4", "0.0.0.0:9090")
 	r := n.agentRig()
 	r.wantState("tcp 0.0.0.0:8080", "active")
@@ -247,9 +248,9 @@ func TestGvproxyForwardsSurviveAgentKill(t *testing.T) {
 func TestGvproxyLoopbackServerIsHostOnly(t *testing.T) {
 	n := newVirtualNetwork(t)
 	c := container(t, n.guest)
-	go echoServer(n.guest.listen(t, "tcp4", "127.0.0.1:8084"))
-	go echoServer(n.guest.listen(t, "tcp6", "[::1]:8085"))
-	go echoUDP(n.guest.listenPacket(t, "udp4", "127.0.0.1:8086"))
+	go echo.Serve(n.guest.listen(t, "tcp4", "127.0.0.1:8084"))
+	go echo.Serve(n.guest.listen(t, "tcp6", "[::1]:8085"))
+	go echo.ServePackets(n.guest.listenPacket(t, "udp4", "127.0.0.1:8086"))
 	r := n.agentRig("--bridge-loopback")
 	r.wantState("tcp 127.0.0.1:8084", "active")
 	r.wantState("udp 127.0.0.1:8086", "active")

@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -27,6 +26,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
@@ -35,22 +35,8 @@ var binary, scratch string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
-// reflectVariable makes the test binary a server at this address that runs reflect.
+// reflectVariable makes the test binary a server at this address that echoes.
 const reflectVariable = "FAIRLEAD_REFLECT"
-
-// reflect is an echo server.
-func reflect(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer c.Close()
-			_, _ = io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c})
-		}()
-	}
-}
 
 func run(m *testing.M) int {
 	if addr := os.Getenv(reflectVariable); addr != "" {
@@ -59,7 +45,7 @@ func run(m *testing.M) int {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		reflect(l)
+		echo.Serve(l)
 		return 0
 	}
 	if addr := os.Getenv(serverVariable); addr != "" {

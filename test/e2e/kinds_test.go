@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/testkit/kernels"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/uring"
 )
 
@@ -55,7 +56,7 @@ func TestKindsOfListeners(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = l.Close() }()
-			go echoServer(l)
+			go echo.Serve(l)
 			r.wantState("tcp "+at.String(), "active")
 			r.wantOwner("tcp "+at.String(), os.Getpid())
 			_ = echoThrough(t, r, at.String()).Close()

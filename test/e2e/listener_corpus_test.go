@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
@@ -57,7 +58,7 @@ func relayCorpus(t *testing.T, c corpus.Case) {
 		if a.Addr().IsLoopback() { // what REDIRECT leads to, on whatever address
 			where, a = r.guest, netip.AddrPortFrom(wildcard(a.Addr()), a.Port())
 		}
-		go echoServer(where.listen(t, "tcp"+family(a.Addr()), a.String()))
+		go echo.Serve(where.listen(t, "tcp"+family(a.Addr()), a.String()))
 	}
 	for _, s := range c.Sections {
 		r.guest.feed(t, s.Text, s.Command...)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/relay"
 )
 
@@ -131,16 +132,7 @@ func TestPlaceholderServesWhatReachesIt(t *testing.T) {
 func TestPlaceholderForUDP(t *testing.T) {
 	r, pod := listenerRig(t, "--listener-udp")
 	udp := pod.listenPacket(t, "udp4", "0.0.0.0:80")
-	go func() {
-		b := make([]byte, 2048)
-		for {
-			n, from, err := udp.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			_, _ = udp.WriteTo(b[:n], from)
-		}
-	}()
+	go echo.ServePackets(udp)
 	r.guest.sh(t, ruleTo8081)
 	r.wantState("udp 0.0.0.0:8082", "active")
 	for range 3 { // each client has its own way back

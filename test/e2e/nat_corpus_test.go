@@ -6,7 +6,6 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/nat/corpus"
 )
 
@@ -158,9 +158,9 @@ func carry(t *testing.T, c corpus.Case) {
 				where, a = r.guest, netip.AddrPortFrom(wildcard(a.Addr()), a.Port())
 			}
 			if network == "tcp" {
-				go echoServer(where.listen(t, "tcp"+family(a.Addr()), a.String()))
+				go echo.Serve(where.listen(t, "tcp"+family(a.Addr()), a.String()))
 			} else {
-				go echoUDP(where.listenPacket(t, "udp"+family(a.Addr()), a.String()))
+				go echo.ServePackets(where.listenPacket(t, "udp"+family(a.Addr()), a.String()))
 			}
 		}
 	}
@@ -178,17 +178,5 @@ func carry(t *testing.T, c corpus.Case) {
 			defer conn.Close()
 			return roundTrip(conn, l.key)
 		})
-	}
-}
-
-// echoUDP answers each datagram with itself.
-func echoUDP(c net.PacketConn) {
-	b := make([]byte, 2048)
-	for {
-		n, from, err := c.ReadFrom(b)
-		if err != nil {
-			return
-		}
-		_, _ = c.WriteTo(b[:n], from)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/testkit/rounds"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // refill is a table of n rules, and one that stays, made anew in one commit.
@@ -36,7 +37,7 @@ func TestRefillIsInvisibleToClients(t *testing.T) {
 	rules := rounds.Of(t, "FAIRLEAD_REFILL", 10_000)
 	r := newRig(t)
 	c := container(t, r.guest)
-	go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+	go echo.Serve(c.listen(t, "tcp4", "0.0.0.0:80"))
 	load := func(generation int) {
 		r.guest.feed(t, refill(rules, generation), "nft", "-f", "-")
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // An agent that may not read the rules reports that, and everything else works. The
@@ -36,7 +37,7 @@ func TestUnprivilegedRulesAreStale(t *testing.T) {
 	r.guest.sh(t, `nft -f - <<'END'
 table ip t { chain pre { type nat hook prerouting priority -100; tcp dport 8081 dnat to 10.88.0.2:80; }; }
 END`)
-	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 	args := append([]string{"agent", "--link", r.link, "--control", r.agentCtl}, r.agentFlags...)
 	r.agent = r.guest.startAs(t, 65534, args...)
 	r.eventually("the sources' states", func() error {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/testkit/probe"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // sh runs a script in the namespace.
@@ -79,18 +80,9 @@ iptables-legacy -w -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destina
 		t.Run(tool.name, func(t *testing.T) {
 			r := newRig(t)
 			c := container(t, r.guest)
-			go echoServer(c.listen(t, "tcp4", "0.0.0.0:80"))
+			go echo.Serve(c.listen(t, "tcp4", "0.0.0.0:80"))
 			udp := c.listenPacket(t, "udp4", "0.0.0.0:80")
-			go func() {
-				b := make([]byte, 2048)
-				for {
-					n, from, err := udp.ReadFrom(b)
-					if err != nil {
-						return
-					}
-					_, _ = udp.WriteTo(b[:n], from)
-				}
-			}()
+			go echo.ServePackets(udp)
 			r.start()
 			r.guest.sh(t, tool.add)
 			r.wantState("tcp 0.0.0.0:8081", "active")

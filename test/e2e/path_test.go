@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testkit/probe"
 	"github.com/fairlead/fairlead/internal/testkit/rounds"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 func TestPortAppearsCarriesAndVanishes(t *testing.T) {
@@ -35,7 +36,7 @@ func TestPortAppearsCarriesAndVanishes(t *testing.T) {
 				network, outside = "tcp6", "::1"
 			}
 			l := r.guest.listen(t, network, addr)
-			go echoServer(l)
+			go echo.Serve(l)
 			k := "tcp " + addr
 			r.wantState(k, "active")
 			_, port, _ := net.SplitHostPort(addr)
@@ -57,7 +58,7 @@ func TestPortAppearsCarriesAndVanishes(t *testing.T) {
 func TestDualStack(t *testing.T) {
 	r := newRig(t).start()
 	l := r.guest.listen(t, "tcp", ":7000") // Go's default: [::], MPTCP, both families
-	go echoServer(l)
+	go echo.Serve(l)
 	keys := []string{"tcp 0.0.0.0:7000", "tcp [::]:7000"}
 	for i, at := range []string{"127.0.0.1:7000", "[::1]:7000"} {
 		r.wantState(keys[i], "active")
@@ -204,7 +205,7 @@ func TestConflictNamesHolder(t *testing.T) {
 	r.hostFlags = []string{"--keep-privileges"} // the holder, this process, has all capabilities
 	r.start()
 	taken := r.outside.listen(t, "tcp4", "127.0.0.1:7000")
-	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
 	r.wantState("tcp 0.0.0.0:7000", "conflict")
 	r.eventually("the holder is named", func() error {
 		if _, p := r.state("tcp 0.0.0.0:7000"); !strings.Contains(p.Reason, fmt.Sprint(os.Getpid())) {
@@ -228,8 +229,8 @@ func TestRulesReloadResetsOnlyDeniedFlows(t *testing.T) {
 	}
 	write("rules: []\n")
 	r := newRig(t, "--config", file).start()
-	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
-	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7001"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:7001"))
 	keep, cut := echoThrough(t, r, "127.0.0.1:7000"), echoThrough(t, r, "127.0.0.1:7001")
 
 	write("rules:\n- {name: no, match: {ports: 7001}, action: deny}\n- {match: {ports: 7000}, action: allow, hostPort: 7100}\n")

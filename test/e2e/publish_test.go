@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 	"github.com/fairlead/fairlead/internal/testkit/probe"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // cgroupOf makes a cgroup that is named as Docker names that of a container.
@@ -76,9 +77,9 @@ publish:
 	}
 	configure("web", "")
 	r := newRig(t, "--config", config, "--source", "socket,docker")
-	go reflect(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:5432"))
 	container := newSpace(t)
-	go reflect(container.listen(t, "tcp4", "127.0.0.1:8000"))
+	go echo.Serve(container.listen(t, "tcp4", "127.0.0.1:8000"))
 	r.start()
 	r.wantState("tcp 127.0.0.1:5432", "active")
 	group := cgroupOf(t, id)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/testkit/rounds"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // equal waits until agent and host show the same set, and all of it settled.
@@ -64,7 +65,7 @@ func fds(p *process) (n int, err error) {
 
 func TestReconnect(t *testing.T) {
 	r := newRig(t, "--log-level", "debug").start()
-	go echoServer(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "127.0.0.1:7000"))
 	c := startChurn(t, r.guest, 1, 2, 20000, 4*time.Millisecond)
 	n := rounds.Of(t, "FAIRLEAD_LINK_LOSSES", 50)
 	var agentFDs, hostFDs int
@@ -134,7 +135,7 @@ func TestListenerSurvivesAgentRestart(t *testing.T) {
 	r := newRig(t)
 	r.hostFlags = []string{"--grace", "1h"} // an agent may take its time to start
 	r.start()
-	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
 	r.wantState("tcp 0.0.0.0:7000", "active")
 	for range 5 {
 		r.agent.Kill()

@@ -153,7 +153,7 @@ func (r *rig) documented(atLeast int, of ...tried) {
 	t := r.t
 	t.Helper()
 	watched := time.Second // for a watch, which does not end by itself
-	r.eventually("transcripts are what the commands print: go test -tags root ./test/e2e -run Transcripts -update", func() error {
+	r.eventually("transcripts are what the commands print: go -C test test -tags root ./e2e -run Transcripts -update", func() error {
 		commands := 0
 		r.typed("fairlead config loglevel set info", r.agentCtl, watched) // the try before has changed it
 		var differ error

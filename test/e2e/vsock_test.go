@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // vsockRig is a rig whose link runs over the loopback transport (CID 1).
@@ -26,7 +28,7 @@ func TestVsock(t *testing.T) {
 	r.startAgent() // makes the token
 	r.eventually("the token is made", func() error { _, err := os.Stat(r.token); return err })
 	r.startHost()
-	go echoServer(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
+	go echo.Serve(r.guest.listen(t, "tcp4", "0.0.0.0:7000"))
 	r.wantState("tcp 0.0.0.0:7000", "active")
 	c := echoThrough(t, r, "127.0.0.1:7000")
 	for i := range 100 {

@@ -267,23 +267,7 @@ func TestContainerdScenarios(t *testing.T) {
 
 	scenario("pause and unpause keep the port", func(t *testing.T) {
 		must(t, "run", "-d", "--name", "one", "-p", "127.0.0.1:8000:80", "bb")
-		want(t, r, "tcp 127.0.0.1:8000 one", stays)
-		mark := r.mark()
-		for _, c := range []struct {
-			verb   string
-			paused bool
-		}{{"pause", true}, {"unpause", false}} {
-			must(t, c.verb, "one")
-			eventually(t, func() error {
-				if b := find(r, "tcp 127.0.0.1:8000"); strings.Contains(b.Detail.String(), "paused") != c.paused {
-					return fmt.Errorf("after %s: detail %q", c.verb, b.Detail)
-				}
-				return nil
-			})
-		}
-		if log := r.since(mark); len(log) > 0 {
-			t.Errorf("pause and unpause moved %q", log)
-		}
+		pauses(t, r, func(verb string) { must(t, verb, "one") }, "tcp 127.0.0.1:8000 one", stays)
 	})
 
 	// There is no listening socket behind a port of CNI portmap, and 127.0.0.1

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -28,34 +27,7 @@ func TestContainerdKilled(t *testing.T) {
 	must(t, "run", "-d", "--name", "web", "-p", "8000:80", "bb")
 	const web = "tcp 0.0.0.0:8000 web"
 
-	t.Run("back within the grace period", func(t *testing.T) {
-		r, _ := follow(t, containerdSource(t, time.Hour))
-		want(t, r, web)
-		mark, goroutines := r.mark(), runtime.NumGoroutine()
-		// The same source throughout: it must keep no state of an engine that is gone.
-		for range 5 {
-			before, _ := r.losses()
-			d.Stop(syscall.SIGKILL)
-			d.run(t)
-			containerdReady(t, d)
-			r.back(t, before)
-			want(t, r, web)
-		}
-		if log := r.since(mark); len(log) > 0 {
-			t.Errorf("restarts of the engine moved %q", log)
-		}
-		flat(t, goroutines)
-	})
-
-	t.Run("away for longer", func(t *testing.T) {
-		r, _ := follow(t, containerdSource(t, 3*time.Second))
-		want(t, r, web)
-		d.Stop(syscall.SIGKILL)
-		withdrawn(t, r, 1)
-		d.run(t)
-		containerdReady(t, d)
-		want(t, r, web)
-	})
+	engineKilled(t, d, containerdReady, func(t testing.TB, grace time.Duration) source { return containerdSource(t, grace) }, web)
 
 	// A container that died while the engine was away does not come back.
 	t.Run("away while a container ends", func(t *testing.T) {

@@ -230,23 +230,7 @@ func TestDockerScenarios(t *testing.T) {
 
 	scenario("pause and unpause keep the port", func(t *testing.T) {
 		drun(t, "--name", "one", "-p", "127.0.0.1:8000:80", "bb")
-		want(t, r, "tcp 127.0.0.1:8000 one", stays)
-		mark := r.mark()
-		for _, c := range []struct {
-			verb   string
-			paused bool
-		}{{"pause", true}, {"unpause", false}} {
-			run(t, "docker", c.verb, "one")
-			eventually(t, func() error {
-				if b := find(r, "tcp 127.0.0.1:8000"); strings.Contains(b.Detail.String(), "paused") != c.paused {
-					return fmt.Errorf("after %s: detail %q", c.verb, b.Detail)
-				}
-				return nil
-			})
-		}
-		if log := r.since(mark); len(log) > 0 {
-			t.Errorf("pause and unpause moved %q", log)
-		}
+		pauses(t, r, func(verb string) { run(t, "docker", verb, "one") }, "tcp 127.0.0.1:8000 one", stays)
 	})
 
 	scenario("sctp is named, not dropped in silence", func(t *testing.T) {

@@ -99,10 +99,14 @@ func TestDockerKilled(t *testing.T) {
 	d := dockerd(t, "--live-restore")
 	dockerImage(t)
 	drun(t, "--name", "web", "-p", "8000:80", "bb")
-	web := both("tcp", 8000, "web")
+	engineKilled(t, d, dockerReady, func(t testing.TB, grace time.Duration) source { return dockerSource(t, grace) }, both("tcp", 8000, "web")...)
+}
 
+// engineKilled checks that ports stay when the engine comes back within the grace period, and are
+// withdrawn after it.
+func engineKilled(t *testing.T, d *daemon, ready func(testing.TB, *daemon), from func(t testing.TB, grace time.Duration) source, web ...string) {
 	t.Run("back within the grace period", func(t *testing.T) {
-		r, _ := follow(t, dockerSource(t, time.Hour))
+		r, _ := follow(t, from(t, time.Hour))
 		want(t, r, web...)
 		mark, goroutines := r.mark(), runtime.NumGoroutine()
 		// The same source throughout: it must keep no state of an engine that is gone.
@@ -110,7 +114,7 @@ func TestDockerKilled(t *testing.T) {
 			before, _ := r.losses()
 			d.Stop(syscall.SIGKILL)
 			d.run(t)
-			dockerReady(t, d)
+			ready(t, d)
 			r.back(t, before)
 			want(t, r, web...)
 		}
@@ -121,12 +125,12 @@ func TestDockerKilled(t *testing.T) {
 	})
 
 	t.Run("away for longer", func(t *testing.T) {
-		r, _ := follow(t, dockerSource(t, 3*time.Second))
+		r, _ := follow(t, from(t, 3*time.Second))
 		want(t, r, web...)
 		d.Stop(syscall.SIGKILL)
 		withdrawn(t, r, len(web))
 		d.run(t)
-		dockerReady(t, d)
+		ready(t, d)
 		want(t, r, web...)
 	})
 }

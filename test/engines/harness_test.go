@@ -450,3 +450,23 @@ func imageArchive(t testing.TB) string {
 	}
 	return tar
 }
+
+// pauses pauses a container and goes on: its port, the first, stays and says so.
+func pauses(t *testing.T, r *recorder, do func(verb string), ports ...string) {
+	t.Helper()
+	want(t, r, ports...)
+	key := ports[0][:strings.LastIndexByte(ports[0], ' ')]
+	mark := r.mark()
+	for _, verb := range []string{"pause", "unpause"} {
+		do(verb)
+		eventually(t, func() error {
+			if b := find(r, key); strings.Contains(b.Detail.String(), "paused") != (verb == "pause") {
+				return fmt.Errorf("after %s: detail %q", verb, b.Detail)
+			}
+			return nil
+		})
+	}
+	if log := r.since(mark); len(log) > 0 {
+		t.Errorf("pause and unpause moved %q", log)
+	}
+}

@@ -3,6 +3,6 @@
 // Package install installs fairlead in a fresh Debian that booted systemd or OpenRC, in a
 // machine of test/vm. The names of the tests begin with the init they need:
 //
-//	go run ./test/vm -system systemd -tags boot -run ^TestSystemd ./test/install
-//	go run ./test/vm -system openrc -tags boot -run ^TestOpenRC ./test/install
+//	go -C test run ./vm -system systemd -tags boot -run ^TestSystemd ./test/install
+//	go -C test run ./vm -system openrc -tags boot -run ^TestOpenRC ./test/install
 package install

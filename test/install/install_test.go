@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -20,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // packagesVariable is the directory of the packages under test. It has directories old
@@ -181,18 +181,7 @@ const noHost = "link host"
 func serveEcho(t *testing.T, l net.Listener) {
 	t.Helper()
 	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				_, _ = io.Copy(conn, conn)
-			}()
-		}
-	}()
+	go echo.Serve(l)
 }
 
 // agentPID waits for the process that runs a program as agent, other than that of not.

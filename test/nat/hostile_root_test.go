@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/source/nat"
@@ -222,5 +224,17 @@ func TestLegacyReplacementStorm(t *testing.T) {
 	defer f.mu.Unlock()
 	if len(f.drops) > 0 {
 		t.Errorf("withdrawn %v", f.drops)
+	}
+}
+
+// dnatRule redirects a TCP port.
+func dnatRule(p uint16) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(p)},
+		&expr.Immediate{Register: 1, Data: []byte{10, 3, 0, 1}},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1},
 	}
 }

@@ -3,5 +3,5 @@
 // Package nested runs a host peer in a machine of test/vm, and its agents in machines within
 // that machine, which are reached by vsock as virtual machines are:
 //
-//	make test-nested
+//	go run ./hack/stages test-nested
 package nested

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
@@ -191,35 +192,21 @@ func (g *guest) off() {
 	wait.For(g.t, "the end of the guest", g.qemu.Done())
 }
 
-// echo serves until it is killed.
-func echo(at string) error {
+// serveEcho serves until it is killed.
+func serveEcho(at string) error {
 	network, address, _ := strings.Cut(at, "/")
 	if network == "udp" {
 		c, err := net.ListenPacket(network, address)
 		if err != nil {
 			return err
 		}
-		b := make([]byte, 1<<16)
-		for {
-			n, from, err := c.ReadFrom(b)
-			if err != nil {
-				return err
-			}
-			_, _ = c.WriteTo(b[:n], from)
-		}
+		echo.ServePackets(c)
+		return net.ErrClosed
 	}
 	l, err := net.Listen(network, address)
 	if err != nil {
 		return err
 	}
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		go func() {
-			defer c.Close()
-			_, _ = io.Copy(c, c)
-		}()
-	}
+	echo.Serve(l)
+	return net.ErrClosed
 }

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if at := os.Getenv(echoVariable); at != "" {
-		fmt.Fprintln(os.Stderr, echo(at))
+		fmt.Fprintln(os.Stderr, serveEcho(at))
 		os.Exit(1)
 	}
 	os.Exit(m.Run())

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 // What a person sees of what can be done.
@@ -47,7 +48,7 @@ func changesRig(t *testing.T) (r *rig, host *status.Client) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = l.Close() })
-		go serve(l)
+		go echo.Serve(l)
 	}
 	add := exec.Command("ip", "addr", "add", "192.0.2.10/32", "dev", "lo")
 	if err := errors.Join(r.outside.Start(add), add.Wait()); err != nil {

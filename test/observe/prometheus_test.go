@@ -26,6 +26,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 )
 
 const (
@@ -117,16 +118,7 @@ func (r *rig) load() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	r.t.Cleanup(func() { cancel(); _ = taken.Close(); _ = udp.Close(); wg.Wait() })
-	wg.Go(func() {
-		b := make([]byte, 1500)
-		for {
-			n, from, err := udp.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			_, _ = udp.WriteTo(b[:n], from)
-		}
-	})
+	wg.Go(func() { echo.ServePackets(udp) })
 	each := func(pause time.Duration, f func(i int)) {
 		wg.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {

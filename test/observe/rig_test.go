@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
+	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 
@@ -36,23 +37,9 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		serve(l) // until it is killed
+		echo.Serve(l) // until it is killed
 	}
 	os.Exit(run(m))
-}
-
-// serve is an echo server.
-func serve(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer c.Close()
-			_, _ = io.Copy(c, c)
-		}()
-	}
 }
 
 func run(m *testing.M) int {
@@ -165,7 +152,7 @@ func (r *rig) listen(address string) net.Listener {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { _ = l.Close() })
-	go serve(l)
+	go echo.Serve(l)
 	return l
 }
 

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/tally"
+	"github.com/fairlead/fairlead/hack/tally"
 )
 
 // reporter writes what happens: as the events of go test -json, or the output of the

@@ -67,7 +67,7 @@ func findKernel(cache, version string, arch architecture) (kernel, error) {
 func provides(version string, arch architecture) string {
 	switch {
 	case version == "wsl":
-		return "make kernel-wsl"
+		return "go run ./hack/stages kernel-wsl"
 	case version == "5.10" || version == "sid":
 		return "hack/provision.sh kernels"
 	}

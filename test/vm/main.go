@@ -4,7 +4,9 @@
 // the tag vm adds, packs them into an initramfs with the tools they need, boots each
 // kernel in a machine of QEMU, and reports as go test does. It needs no root.
 //
-//	go run ./test/vm [flags] [packages]
+//	go -C test run ./vm [flags] [packages]
+//
+// Packages and files are relative to the repository: ./... are those of both modules.
 package main
 
 import (
@@ -130,6 +132,10 @@ func main() {
 		fmt.Fprintln(os.Stderr, "vm:", err)
 		os.Exit(2)
 	}
+	if err := program.EnterRoot(); err != nil {
+		fmt.Fprintln(os.Stderr, "vm:", err)
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	failed, err := run(ctx, os.Stdout, o)
@@ -221,10 +227,10 @@ func withBenchmarks(suites []suite) []suite {
 func buildJobs(ctx context.Context, o options, arch architecture, suites []suite, work string, r *reporter) []job {
 	var first, jobs []job
 	buildProgram := sync.OnceValue(func() error {
-		return goBuild(ctx, o.arch, []string{"build", "-tags=grpcnotrace"}, filepath.Join(work, "test", "fairlead"), binaryPackage)
+		return goBuild(ctx, o.arch, []string{"build", "-tags=grpcnotrace"}, filepath.Join(work, "test", "fairlead"), binaryDir)
 	})
 	buildRun := sync.OnceValue(func() error {
-		return goBuild(ctx, o.arch, []string{"build"}, filepath.Join(work, "test", "fairlead-run"), binaryPackage+"-run")
+		return goBuild(ctx, o.arch, []string{"build"}, filepath.Join(work, "test", "fairlead-run"), binaryDir+"-run")
 	})
 	buildPackages := sync.OnceValue(func() error { return packages(ctx, filepath.Join(work, "test", "packages"), systems[o.system]) })
 	layNested := sync.OnceValue(func() error { return stageNested(filepath.Join(work, "root"), arch) })
@@ -263,7 +269,7 @@ func buildJobs(ctx context.Context, o options, arch architecture, suites []suite
 			}
 			env = append([]string{nestedVariable + "=/" + nestedDir}, env...)
 		}
-		if err := goBuild(ctx, o.arch, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Package); err != nil {
+		if err := goBuild(ctx, o.arch, []string{"test", "-c", "-tags=" + o.tags}, filepath.Join(dir, "run.test"), s.Dir); err != nil {
 			r.check("build", name, 0, err)
 			continue
 		}
@@ -311,13 +317,8 @@ func buildJobs(ctx context.Context, o options, arch architecture, suites []suite
 // packages builds files of a release, of these kinds, in two versions, the later one in the second
 // of the directories old and new of dir.
 func packages(ctx context.Context, dir, kinds string) error {
-	mod, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
-	if err != nil {
-		return fmt.Errorf("find the module: %w", err)
-	}
-	release := filepath.Join(filepath.Dir(string(mod)), "hack/release")
 	for name, version := range map[string]string{"old": "v0.1.0", "new": "v0.1.1"} {
-		cmd := exec.CommandContext(ctx, "go", "-C", release, "run", ".", "-out", filepath.Join(dir, name),
+		cmd := exec.CommandContext(ctx, "go", "-C", "hack/release", "run", ".", "-out", filepath.Join(dir, name),
 			"-version", version, "-systems", "linux/amd64", "-kinds", kinds)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("build packages: %w: %s", err, out)

@@ -39,7 +39,7 @@ const nestedVariable = "FAIRLEAD_INNER_MACHINE"
 // programImport, which finds it by the environment: a guest has no compiler.
 const (
 	programImport = "github.com/fairlead/fairlead/test/kit/program"
-	binaryPackage = "github.com/fairlead/fairlead/cmd/fairlead"
+	binaryDir     = "cmd/fairlead"
 	// runCall is in packages whose tests need fairlead-run, too.
 	runCall = "program.RunPath("
 )
@@ -138,25 +138,50 @@ func findSuites(ctx context.Context, arch, tags, smoke string, patterns []string
 // tests returns the names of the files with tests.
 func (l listed) tests() []string { return slices.Concat(l.TestGoFiles, l.XTestGoFiles) }
 
+// byModule returns the patterns in each module, by its directory.
+func byModule(patterns []string) map[string][]string {
+	found := make(map[string][]string)
+	for _, p := range patterns {
+		inside, isTest := strings.CutPrefix(p, "./test/")
+		if isTest || p == "./..." {
+			found["test"] = append(found["test"], "./"+strings.TrimPrefix(inside, "./"))
+		}
+		if !isTest {
+			found["."] = append(found["."], p)
+		}
+	}
+	return found
+}
+
 // goList lists packages as guests see them. A pattern that matches only
 // packages whose files all need tags is no error here.
 func goList(ctx context.Context, arch, tags string, patterns []string) (map[string]listed, error) {
-	args := slices.Concat([]string{"list", "-e", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags=" + tags}, patterns)
+	found := make(map[string]listed)
+	for dir, patterns := range byModule(patterns) {
+		if err := listModule(ctx, dir, arch, tags, patterns, found); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// listModule adds the packages of one module.
+func listModule(ctx context.Context, dir, arch, tags string, patterns []string, found map[string]listed) error {
+	args := slices.Concat([]string{"-C", dir, "list", "-e", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags=" + tags}, patterns)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = guestEnv(arch)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w: %s", err, strings.TrimSpace(stderr.String()))
+		return fmt.Errorf("go list: %w: %s", err, strings.TrimSpace(stderr.String()))
 	}
-	found := make(map[string]listed)
 	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p listed
 		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			return found, nil
+			return nil
 		} else if err != nil {
-			return nil, fmt.Errorf("go list: %w", err)
+			return fmt.Errorf("go list: %w", err)
 		}
 		found[p.ImportPath] = p
 	}
@@ -226,9 +251,9 @@ func divide(tests []string) (fresh, others []string) {
 // filter is the -test.run expression that chooses exactly these tests.
 func filter(tests []string) string { return "^(" + strings.Join(tests, "|") + ")$" }
 
-// goBuild compiles one package, or its tests, into a static binary at out.
-func goBuild(ctx context.Context, arch string, args []string, out, pkg string) error {
-	cmd := exec.CommandContext(ctx, "go", slices.Concat(args, []string{"-trimpath", "-ldflags=-s -w", "-o", out, pkg})...)
+// goBuild compiles the package in dir, or its tests, into a static binary at out, an absolute path.
+func goBuild(ctx context.Context, arch string, args []string, out, dir string) error {
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"-C", dir}, args, []string{"-trimpath", "-ldflags=-s -w", "-o", out})...)
 	cmd.Env = guestEnv(arch)
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w\n%s", err, bytes.TrimSpace(text))

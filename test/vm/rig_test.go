@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/test/kit/tally"
+	"github.com/fairlead/fairlead/hack/tally"
 )
 
 // faulty are options to run tests of testdata/faults.

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -149,7 +150,8 @@ func TestConsoleIsBounded(t *testing.T) {
 
 // TestFindSuites finds what a tag adds, and only that.
 func TestFindSuites(t *testing.T) {
-	suites, err := findSuites(t.Context(), "amd64", "vm", "", []string{"./..."})
+	t.Chdir("../..")
+	suites, err := findSuites(t.Context(), "amd64", "vm", "", []string{"./test/vm/..."})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,8 +161,18 @@ func TestFindSuites(t *testing.T) {
 	}
 }
 
+// Patterns are those of the repository, in both of its modules.
+func TestPatternsByModule(t *testing.T) {
+	got := byModule([]string{"./...", "./internal/agent", "./test/e2e"})
+	want := map[string][]string{".": {"./...", "./internal/agent"}, "test": {"./...", "./e2e"}}
+	if !maps.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestFreshKernelTestsAreRunApart(t *testing.T) {
-	suites, err := findSuites(t.Context(), "amd64", "vm", "", []string{"../nat"})
+	t.Chdir("../..")
+	suites, err := findSuites(t.Context(), "amd64", "vm", "", []string{"./test/nat"})
 	if err != nil || len(suites) != 1 {
 		t.Fatalf("%+v, %v", suites, err)
 	}
@@ -173,10 +185,11 @@ func TestFreshKernelTestsAreRunApart(t *testing.T) {
 // TestFindSuitesForASmokeTest leaves out what also runs outside, except what was chosen
 // and what depends on the kernel.
 func TestFindSuitesForASmokeTest(t *testing.T) {
-	if _, err := findSuites(t.Context(), "amd64", "vm", "TestHTTP,TestAbsent", []string{"../e2e"}); err == nil {
+	t.Chdir("../..")
+	if _, err := findSuites(t.Context(), "amd64", "vm", "TestHTTP,TestAbsent", []string{"./test/e2e"}); err == nil {
 		t.Error("a name that no test has is no error")
 	}
-	suites, err := findSuites(t.Context(), "amd64", "vm", "TestHTTP", []string{"../e2e", "../../internal/...", "./selftest"})
+	suites, err := findSuites(t.Context(), "amd64", "vm", "TestHTTP", []string{"./test/e2e", "./internal/...", "./test/vm/selftest"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +220,8 @@ func TestFindSuitesForASmokeTest(t *testing.T) {
 
 // TestFindSuitesThatInstall finds which packages need the packages under test.
 func TestFindSuitesThatInstall(t *testing.T) {
-	suites, err := findSuites(t.Context(), "amd64", "boot", "", []string{"../install", "../e2e"})
+	t.Chdir("../..")
+	suites, err := findSuites(t.Context(), "amd64", "boot", "", []string{"./test/install", "./test/e2e"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +232,8 @@ func TestFindSuitesThatInstall(t *testing.T) {
 
 // TestFindSuitesThatBootMachines finds which packages boot machines within the machine.
 func TestFindSuitesThatBootMachines(t *testing.T) {
-	suites, err := findSuites(t.Context(), "amd64", "boot", "", []string{"../nested", "../install"})
+	t.Chdir("../..")
+	suites, err := findSuites(t.Context(), "amd64", "boot", "", []string{"./test/nested", "./test/install"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,7 +82,8 @@ func forget(t *testing.T, dir, exe string) {
 func TestTranscript(t *testing.T) {
 	dir := t.TempDir()
 	exe := filepath.Join(dir, "fairlead.exe")
-	build := exec.Command("go", "build", "-o", exe, "../../cmd/fairlead")
+	build := exec.Command("go", "build", "-o", exe, "./cmd/fairlead")
+	build.Dir = "../.."
 	build.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -121,6 +122,6 @@ func TestTranscript(t *testing.T) {
 	}
 	// Where lines are continued depends on the name of wine's user.
 	if diff := cmp.Diff(strings.Fields(string(doc)), strings.Fields(fresh)); diff != "" {
-		t.Errorf("%s (-) differs from the output (+): go test -tags wine ./test/wine -update\n%s", golden, diff)
+		t.Errorf("%s (-) differs from the output (+): go -C test test -tags wine ./wine -update\n%s", golden, diff)
 	}
 }

@@ -23,7 +23,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -347,7 +346,7 @@ func (s *Source) session(ctx context.Context, st *state, up func()) error {
 	defer wg.Wait()
 	defer cancel(nil)
 	// Reflectors log what is returned here as well.
-	ctx = klog.NewContext(ctx, logr.Discard())
+	ctx = klog.NewContext(ctx, klog.Logger{})
 	st.begin(2*len(s.o.Namespaces), func() {
 		s.setListed()
 		s.declares(conf.server())
@@ -484,8 +483,7 @@ func (s *Source) reflect(ctx context.Context, r reflection) error {
 			return w, err
 		},
 	}}
-	logger := logr.Discard()
-	reflector := cache.NewReflectorWithOptions(lw, r.kind, r.store, cache.ReflectorOptions{Logger: &logger, Name: r.resource})
+	reflector := cache.NewReflectorWithOptions(lw, r.kind, r.store, cache.ReflectorOptions{Logger: new(klog.Logger), Name: r.resource})
 	pause := schedule.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
 	for {
 		began := time.Now()

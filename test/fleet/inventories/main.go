@@ -34,6 +34,7 @@ import (
 	"github.com/fairlead/fairlead/internal/inventory"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
+	kit "github.com/fairlead/fairlead/test/kit/program"
 )
 
 type options struct {
@@ -59,7 +60,10 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	var b strings.Builder
-	err := run(ctx, o, io.MultiWriter(os.Stdout, &b))
+	err := kit.EnterRoot()
+	if err == nil {
+		err = run(ctx, o, io.MultiWriter(os.Stdout, &b))
+	}
 	if err == nil && report != "" {
 		err = write(report, b.String())
 	}
@@ -70,7 +74,7 @@ func main() {
 }
 
 // figures is where a document has them.
-var figures = regexp.MustCompile(`(?s)(<!-- figures of make fleet -->\n).*(<!-- end of figures -->)`)
+var figures = regexp.MustCompile(`(?s)(<!-- figures of fleet -->\n).*(<!-- end of figures -->)`)
 
 // write replaces the figures in a document.
 func write(file, text string) error {

@@ -10,7 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+
+	"github.com/fairlead/fairlead/test/kit/program"
 )
 
 const (
@@ -22,12 +23,12 @@ const (
 
 // Build builds the commands in dir. It is called anywhere in the repository.
 func Build(dir string) error {
-	mod, err := exec.Command("go", "env", "GOMOD").Output()
+	root, err := program.Root()
 	if err != nil {
-		return fmt.Errorf("find test/gvproxy: %w", err)
+		return err
 	}
 	build := exec.Command("go", "build", "-o", dir+"/", "tool")
-	build.Dir = filepath.Join(filepath.Dir(strings.TrimSpace(string(mod))), "test", "gvproxy")
+	build.Dir = filepath.Join(root, "test", "gvproxy")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build gvproxy: %w\n%s", err, out)

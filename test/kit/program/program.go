@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 )
 
 // Variable names the binary where there is no compiler, as inside a VM.
@@ -40,10 +41,35 @@ func RunPath(dir string) (string, error) {
 
 // Build builds a command of cmd/ as releases are: without cgo, so that it runs in any container.
 func Build(command, path string) error {
-	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", path, "github.com/fairlead/fairlead/cmd/"+command)
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", path, "./cmd/"+command)
+	if build.Dir, err = Root(); err != nil {
+		return err
+	}
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w: %s", command, err, out)
 	}
 	return nil
+}
+
+// Root returns the directory of the repository, anywhere in it.
+func Root() (string, error) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/fairlead/fairlead").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the repository: %w", err)
+	}
+	return strings.TrimSpace(string(dir)), nil
+}
+
+// EnterRoot makes the repository the working directory, which paths in arguments are relative to.
+func EnterRoot() error {
+	dir, err := Root()
+	if err != nil {
+		return err
+	}
+	return os.Chdir(dir)
 }

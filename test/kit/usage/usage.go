@@ -68,8 +68,3 @@ func (u *Usage) field(f []string) {
 		u.File = n << 10
 	}
 }
-
-// Core is the share of a core that was used since before, in percent.
-func (u Usage) Core(before Usage) float64 {
-	return 100 * (u.CPU - before.CPU).Seconds() / u.At.Sub(before.At).Seconds()
-}
