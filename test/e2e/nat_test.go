@@ -107,7 +107,7 @@ iptables-legacy -w -t nat -A PREROUTING -p udp --dport 8082 -j DNAT --to-destina
 				return roundTrip(conn, "datagram")
 			})
 			r.guest.sh(t, tool.remove)
-			r.wantState("tcp 0.0.0.0:8081", "")
+			r.wantState("tcp 0.0.0.0:8081", "denied")
 			r.wantState("udp 0.0.0.0:8082", "")
 		})
 	}
