@@ -147,80 +147,56 @@ type testCase struct {
 	run  func(w *world)
 }
 
+// plain returns the cases of one socket that is seen until it is closed. The random test of
+// test/sockets decides what several sockets, and later calls, do.
+func plain() (list []testCase) {
+	mptcp := func(family int) func(*world) sock {
+		return func(w *world) sock { return w.socket(family, unix.SOCK_STREAM, kernels.MPTCP()) }
+	}
+	v6only := func(open func(*world) sock) func(*world) sock {
+		return func(w *world) sock { return open(w).option(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }
+	}
+	for _, c := range []struct {
+		name string
+		open func(*world) sock
+		at   unix.Sockaddr
+		want string
+	}{
+		{"wildcard", (*world).tcp4, any4(8080), "tcp 0.0.0.0:8080"},
+		{"loopback", (*world).tcp4, loopback4(8080), "tcp 127.0.0.1:8080"},
+		{"other loopback address", (*world).tcp4, v4(127, 0, 0, 53, 8080), "tcp 127.0.0.53:8080"},
+		{"dual stack", (*world).tcp6, any6(8080), "tcp [::]:8080"},
+		{"v6only", v6only((*world).tcp6), any6(8080), "tcp [::]:8080 v6only"},
+		{"loopback of IPv6", (*world).tcp6, loopback6(8080), "tcp [::1]:8080"},
+		{"mapped address", (*world).tcp6, mapped(127, 0, 0, 1, 8080), "tcp 127.0.0.1:8080"},
+		{"mptcp", mptcp(unix.AF_INET), any4(8080), "tcp 0.0.0.0:8080"},
+		{"mptcp dual stack", mptcp(unix.AF_INET6), any6(8080), "tcp [::]:8080"},
+		{"wildcard", (*world).udp4, any4(5000), "udp 0.0.0.0:5000"},
+		{"loopback", (*world).udp4, loopback4(5000), "udp 127.0.0.1:5000"},
+		{"dual stack", (*world).udp6, any6(5000), "udp [::]:5000"},
+		{"v6only", v6only((*world).udp6), any6(5000), "udp [::]:5000 v6only"},
+	} {
+		list = append(list, testCase{c.want[:4] + c.name, func(w *world) {
+			s := c.open(w).bind(c.at)
+			if strings.HasPrefix(c.want, "tcp") {
+				s.listen()
+			}
+			w.wantSet(c.want)
+			s.close()
+			w.wantSet()
+		}})
+	}
+	return list
+}
+
 // cases must pass on every method. Each runs in a network namespace of its own
 // without other sockets.
 func cases() []testCase {
-	return []testCase{
-		{"tcp wildcard", func(w *world) {
-			s := w.tcp4().bind(any4(8080)).listen()
-			w.wantSet("tcp 0.0.0.0:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp loopback", func(w *world) {
-			s := w.tcp4().bind(loopback4(8080)).listen()
-			w.wantSet("tcp 127.0.0.1:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp other loopback address", func(w *world) {
-			s := w.tcp4().bind(v4(127, 0, 0, 53, 8080)).listen()
-			w.wantSet("tcp 127.0.0.53:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp6 dual stack", func(w *world) {
-			s := w.tcp6().bind(any6(8080)).listen()
-			w.wantSet("tcp [::]:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp6 v6only", func(w *world) {
-			s := w.tcp6().option(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1).bind(any6(8080)).listen()
-			w.wantSet("tcp [::]:8080 v6only")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp6 loopback", func(w *world) {
-			s := w.tcp6().bind(loopback6(8080)).listen()
-			w.wantSet("tcp [::1]:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp6 mapped address", func(w *world) {
-			s := w.tcp6().bind(mapped(127, 0, 0, 1, 8080)).listen()
-			w.wantSet("tcp 127.0.0.1:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp 4 and 6 on one port", func(w *world) {
-			a := w.tcp4().bind(any4(8080)).listen()
-			b := w.tcp6().option(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1).bind(any6(8080)).listen()
-			w.wantSet("tcp 0.0.0.0:8080", "tcp [::]:8080 v6only")
-			a.close()
-			w.wantSet("tcp [::]:8080 v6only")
-			b.close()
-			w.wantSet()
-		}},
+	return append(plain(), []testCase{
 		{"tcp port chosen at listen", func(w *world) {
 			s := w.tcp4().listen()
 			w.wantSet(fmt.Sprintf("tcp 0.0.0.0:%d", s.port()))
 			s.close()
-			w.wantSet()
-		}},
-		{"tcp port chosen at bind", func(w *world) {
-			s := w.tcp4().bind(loopback4(0)).listen()
-			w.wantSet(fmt.Sprintf("tcp 127.0.0.1:%d", s.port()))
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp reuseport pair", func(w *world) {
-			a := w.tcp4().option(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1).bind(any4(8080)).listen()
-			b := w.tcp4().option(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1).bind(any4(8080)).listen()
-			w.wantSet("tcp 0.0.0.0:8080", "tcp 0.0.0.0:8080")
-			a.close()
-			w.wantSet("tcp 0.0.0.0:8080")
-			b.close()
 			w.wantSet()
 		}},
 		{"tcp duplicated descriptor", func(w *world) {
@@ -235,48 +211,6 @@ func cases() []testCase {
 			sock{w.t, fd}.close()
 			w.wantSet("tcp 0.0.0.0:8081")
 			b.close()
-			w.wantSet()
-		}},
-		{"tcp inherited by a child", func(w *world) {
-			a := w.tcp4().bind(any4(8080)).listen()
-			f := os.NewFile(uintptr(a.fd), "listener")
-			c := w.child("sleep", f)
-			a.must("close", f.Close())
-			b := w.tcp4().bind(any4(8081)).listen()
-			w.wantSet("tcp 0.0.0.0:8080", "tcp 0.0.0.0:8081")
-			c.kill()
-			w.wantSet("tcp 0.0.0.0:8081")
-			b.close()
-			w.wantSet()
-		}},
-		{"tcp shutdown and listen again", func(w *world) {
-			s := w.tcp4().bind(any4(8080)).listen()
-			w.wantSet("tcp 0.0.0.0:8080")
-			s.shutdown()
-			w.wantBound("tcp 0.0.0.0:8080 bound")
-			s.listen()
-			w.wantSet("tcp 0.0.0.0:8080")
-			s.shutdown()
-			w.wantBound("tcp 0.0.0.0:8080 bound")
-			s.close()
-			w.wantSet()
-		}},
-		{"process killed", func(w *world) {
-			c := w.child("listen")
-			w.wantSet("tcp 127.0.0.1:8080", "udp 127.0.0.1:8080")
-			c.kill()
-			w.wantSet()
-		}},
-		{"mptcp", func(w *world) {
-			s := w.socket(unix.AF_INET, unix.SOCK_STREAM, kernels.MPTCP()).bind(any4(8080)).listen()
-			w.wantSet("tcp 0.0.0.0:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"mptcp dual stack", func(w *world) {
-			s := w.socket(unix.AF_INET6, unix.SOCK_STREAM, kernels.MPTCP()).bind(any6(8080)).listen()
-			w.wantSet("tcp [::]:8080")
-			s.close()
 			w.wantSet()
 		}},
 		{"socket of another namespace than the task's", func(w *world) {
@@ -295,33 +229,6 @@ func cases() []testCase {
 			elsewhere.do(func() { ours.close() })
 			w.wantSet()
 		}},
-		{"tcp accepted connections", func(w *world) {
-			s := w.tcp4().bind(loopback4(8080)).listen()
-			for range 50 {
-				c := w.tcp4().connect(loopback4(8080))
-				fd, _, err := unix.Accept(s.fd)
-				s.must("accept", err)
-				sock{w.t, fd}.reset()
-				c.close()
-			}
-			w.wantSet("tcp 127.0.0.1:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp bound only", func(w *world) {
-			s := w.tcp4().bind(any4(8080))
-			w.wantBound("tcp 0.0.0.0:8080 bound")
-			s.listen()
-			w.wantSet("tcp 0.0.0.0:8080")
-			s.close()
-			w.wantSet()
-		}},
-		{"tcp bound and closed", func(w *world) {
-			s := w.tcp6().bind(any6(8080))
-			w.wantBound("tcp [::]:8080 bound")
-			s.close()
-			w.wantSet()
-		}},
 		{"tcp bound and connected", func(w *world) {
 			server := w.tcp4().bind(loopback4(8080)).listen()
 			s := w.tcp4().bind(loopback4(8081))
@@ -331,58 +238,6 @@ func cases() []testCase {
 			s.reset()
 			server.close()
 			w.wantSet()
-		}},
-		{"tcp failed listen", func(w *world) {
-			a := w.tcp4().option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1).bind(any4(8080))
-			b := w.tcp4().option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1).bind(any4(8080))
-			a.listen()
-			if err := unix.Listen(b.fd, 1); !errors.Is(err, unix.EADDRINUSE) {
-				w.t.Fatalf("listen: %v, want EADDRINUSE", err)
-			}
-			b.close()
-			w.wantSet("tcp 0.0.0.0:8080")
-			a.close()
-			w.wantSet()
-		}},
-		{"udp wildcard", func(w *world) {
-			s := w.udp4().bind(any4(5000))
-			w.wantSet("udp 0.0.0.0:5000")
-			s.close()
-			w.wantSet()
-		}},
-		{"udp loopback", func(w *world) {
-			s := w.udp4().bind(loopback4(5000))
-			w.wantSet("udp 127.0.0.1:5000")
-			s.close()
-			w.wantSet()
-		}},
-		{"udp6 dual stack", func(w *world) {
-			s := w.udp6().bind(any6(5000))
-			w.wantSet("udp [::]:5000")
-			s.close()
-			w.wantSet()
-		}},
-		{"udp6 v6only", func(w *world) {
-			s := w.udp6().option(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1).bind(any6(5000))
-			w.wantSet("udp [::]:5000 v6only")
-			s.close()
-			w.wantSet()
-		}},
-		{"udp ephemeral loopback", func(w *world) {
-			s := w.udp4().bind(loopback4(0))
-			w.wantSet(fmt.Sprintf("udp 127.0.0.1:%d", s.port()))
-			s.close()
-			w.wantSet()
-		}},
-		{"udp connected after bind", func(w *world) {
-			s := w.udp4().bind(loopback4(5000))
-			other := w.udp6().bind(any6(5001))
-			w.wantSet("udp 127.0.0.1:5000", "udp [::]:5001")
-			s.connect(loopback4(9))
-			other.connect(loopback6(9))
-			w.wantSet()
-			s.close()
-			other.close()
 		}},
 		{"udp connected and disconnected", func(w *world) {
 			s, unbound := w.udp4().bind(loopback4(5000)), w.udp6().bind(any6(0))
@@ -400,51 +255,6 @@ func cases() []testCase {
 			w.wantSet()
 			s.close()
 			unbound.close()
-			w.wantSet()
-		}},
-		{"bound to an interface later", func(w *world) {
-			a, b := w.tcp4().bind(any4(8080)).listen(), w.udp4().bind(any4(5000))
-			w.wantSet("tcp 0.0.0.0:8080", "udp 0.0.0.0:5000")
-			for _, device := range []string{"lo", ""} {
-				for _, s := range []sock{a, b} {
-					s.must("SO_BINDTODEVICE", unix.BindToDevice(s.fd, device))
-				}
-				if w.sees(Device) || w.polls(TCPListen) && w.polls(UDPBind) {
-					w.await(w.t, func() string { return fmt.Sprintf("not at %q: %+v", device, w.set) }, func() bool {
-						for _, s := range w.set {
-							if (s.Device != 0) != (device != "") {
-								return false
-							}
-						}
-						return len(w.set) == 2
-					})
-				}
-			}
-			a.close()
-			b.close()
-			w.wantSet()
-		}},
-		{"udp clients", func(w *world) {
-			connected := w.udp4().connect(loopback4(9))
-			sending := w.udp4()
-			sending.must("sendto", unix.Sendto(sending.fd, []byte("x"), 0, loopback4(9)))
-			sending6 := w.udp6()
-			sending6.must("sendto", unix.Sendto(sending6.fd, []byte("x"), 0, loopback6(9)))
-			s := w.udp4().bind(any4(5000))
-			w.wantSet("udp 0.0.0.0:5000")
-			s.close()
-			w.wantSet()
-			connected.close()
-			sending.close()
-			sending6.close()
-		}},
-		{"tcp and udp on one port", func(w *world) {
-			a := w.tcp4().bind(any4(5000)).listen()
-			b := w.udp4().bind(any4(5000))
-			w.wantSet("tcp 0.0.0.0:5000", "udp 0.0.0.0:5000")
-			a.close()
-			w.wantSet("udp 0.0.0.0:5000")
-			b.close()
 			w.wantSet()
 		}},
 		{"owner", func(w *world) {
@@ -524,7 +334,7 @@ func cases() []testCase {
 			last.close()
 			w.wantSet()
 		}},
-	}
+	}...)
 }
 
 // sees reports whether a method sees all that it should of a capability.
