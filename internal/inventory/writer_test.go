@@ -537,13 +537,18 @@ func TestRequestsOfAWriter(t *testing.T) {
 		}
 		pass(RenewEvery)
 		asked("get nodes", "update nodeinventories")
-		a.set(func() {
+		a.set(func() { // somebody else changes the object
 			o := *a.objects["n"]
+			o.Labels = map[string]string{"kept": "yes"}
 			a.put(&o)
 		})
 		g.set(tcp("0.0.0.0", 22, "sshd"))
 		pass(2 * interval)
 		asked("update nodeinventories", "get nodes", "get nodeinventories", "update nodeinventories")
+		o := a.object("n")
+		if ports, err := o.Status.Decode(); err != nil || len(ports) != 1 || ports[0].Port != 22 || o.Labels["kept"] != "yes" {
+			t.Errorf("object %+v, %v", o, err)
+		}
 		// Changes that never end do not keep the Node from being read.
 		for i := range 3600 {
 			g.set(tcp("0.0.0.0", 1000+i, "web"))
@@ -720,24 +725,4 @@ type forbidden struct{}
 
 func (forbidden) RoundTrip(*http.Request) (*http.Response, error) {
 	return refusal(http.StatusForbidden, "no"), nil
-}
-
-// Somebody else changed the object: it is read again and written.
-func TestConflict(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAPI("n")
-		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
-		pass(2 * interval)
-		a.set(func() {
-			o := *a.objects["n"]
-			o.Labels = map[string]string{"kept": "yes"}
-			a.put(&o)
-		})
-		g.set(tcp("0.0.0.0", 80, "web"))
-		pass(2 * interval)
-		o := a.object("n")
-		if ports, err := o.Status.Decode(); err != nil || len(ports) != 1 || ports[0].Port != 80 || o.Labels["kept"] != "yes" {
-			t.Errorf("object %+v, %v", o, err)
-		}
-	})
 }
