@@ -326,39 +326,6 @@ func TestEntriesOfKilledAgentAreTakenOver(t *testing.T) {
 	}
 }
 
-func TestPortStaysWhileWanted(t *testing.T) {
-	f := newForwarder(t)
-	rig := start(t, f)
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp 192.168.127.2:80", "127.0.0.1:80"))
-	rig.WantState("tcp 0.0.0.0:80", port.Active)
-	rig.WantState("tcp 192.168.127.2:80", port.Conflict)
-	rig.Remove("tcp 0.0.0.0:80")
-	rig.WantState("tcp 192.168.127.2:80", port.Active)
-	if c := f.changes(); !slices.Equal(c, []string{"expose tcp/127.0.0.1:80"}) {
-		t.Errorf("calls: %q", c)
-	}
-	rig.Remove("tcp 192.168.127.2:80")
-	f.want()
-}
-
-func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
-	f := newForwarder(t)
-	rig := start(t, f, bridges, func(o *Options) { o.URLs = []string{"http://" + f.address + "?guest=127.0.1.2"} })
-	keys := []string{"tcp 0.0.0.0:30080", "tcp 127.0.0.1:30080", "tcp 127.0.1.2:30080"}
-	for _, k := range keys {
-		p := peertest.Pub(t, k, "127.0.0.1:30080")
-		p.Owner = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web"}
-		rig.Put(p)
-	}
-	for _, k := range keys {
-		rig.WantState(k, port.Active)
-	}
-	rig.Remove("tcp 127.0.0.1:30080")
-	f.want("tcp/127.0.0.1:30080 to 127.0.1.2:30080")
-	rig.Remove("tcp 0.0.0.0:30080", "tcp 127.0.1.2:30080")
-	f.want()
-}
-
 // Where the peer cannot have the wildcard, the other publications of its server are served
 // each at its own address.
 func TestRefusedWildcardLeavesNarrowAddresses(t *testing.T) {
@@ -400,16 +367,6 @@ func TestRefusedWildcardIsTriedWhenItIsAlone(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:80", port.Active)
 }
 
-func TestWiderHostAddressReplacesNarrowOne(t *testing.T) {
-	f := newForwarder(t)
-	rig := start(t, f)
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"))
-	f.want("tcp/127.0.0.1:80 to 192.168.127.2:80")
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "0.0.0.0:80"))
-	f.want("tcp/0.0.0.0:80 to 192.168.127.2:80")
-	rig.WantState("tcp 0.0.0.0:80", port.Active)
-}
-
 func TestUnreachablePublicationFails(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
@@ -432,25 +389,6 @@ func TestFirstWorkingURLIsUsed(t *testing.T) {
 	})
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
 	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080")
-}
-
-func TestHundredsOfPorts(t *testing.T) {
-	f := newForwarder(t)
-	rig := start(t, f)
-	const n = 500
-	var pubs []port.Publication
-	for i := range n {
-		pubs = append(pubs, peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 10000+i), fmt.Sprintf("127.0.0.1:%d", 10000+i)))
-	}
-	rig.Put(pubs...)
-	wait.Until(t, "all are exposed", func() error {
-		if got := len(f.state()); got != n {
-			return fmt.Errorf("%d of %d", got, n)
-		}
-		return nil
-	})
-	rig.Stop()
-	f.want()
 }
 
 func TestInvalidURLs(t *testing.T) {
