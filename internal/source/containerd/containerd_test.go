@@ -740,3 +740,89 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func FuzzEvent(f *testing.F) {
+	for topic, m := range map[string]proto.Message{
+		taskStart: &eventtypes.TaskStart{ContainerID: "web", Pid: 7}, taskExit: &eventtypes.TaskExit{ContainerID: "web", ID: "web"},
+		taskDelete: &eventtypes.TaskDelete{ContainerID: "web", ID: "exec"}, containerUpdate: &eventtypes.ContainerUpdate{ID: "web"},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add("default", topic, b)
+	}
+	fetch := new(fetcher)
+	f.Fuzz(func(t *testing.T, namespace, topic string, b []byte) {
+		ev, ok := fetch.eventOf(&apitypes.Envelope{Namespace: namespace, Topic: topic, Event: &anypb.Any{Value: b}})
+		if ok && (!strings.HasPrefix(ev.ID, namespace+"/") || len(ev.ID) == len(namespace)+1) {
+			t.Errorf("event %+v in %q", ev, namespace)
+		}
+	})
+}
+
+func TestRefusedAddresses(t *testing.T) {
+	enginetest.RefusedAddresses(t, hanging(t), engine.ErrAbsent, engine.ErrRefused, connectError(t))
+}
+
+func TestConnectionIsTraced(t *testing.T) {
+	enginetest.ConnectionIsTraced(t, hanging(t), connectError(t))
+}
+
+// hanging returns the socket of an engine that does not answer.
+func hanging(t *testing.T) string {
+	e := newFake(t)
+	e.hang["Version"] = true
+	return e.socket
+}
+
+// connectError returns a function that returns why no engine at sockets answers.
+func connectError(t *testing.T) func(ctx context.Context, paths ...string) error {
+	return func(ctx context.Context, paths ...string) error {
+		return source(t, nil, Options{Sockets: paths, Timeout: 50 * time.Millisecond}).session(ctx, nil, nil)
+	}
+}
+
+// The source waits for the sockets that are configured, and takes no other for
+// them. The incumbent waits for the default one, whatever is configured.
+func TestOnlyConfiguredSocketIsUsed(t *testing.T) {
+	decoy := newFake(t)
+	decoy.nerdctl("default/decoy", "decoy", `[{"HostPort":1,"ContainerPort":80,"Protocol":"tcp"}]`)
+	e := newFake(t)
+	e.nerdctl("default/web", "web", ports80)
+	e.stop() // not there yet
+	f := enginetest.Run(t, source(t, e, Options{Retry: engine.Retry{MaxDelay: time.Minute}}))
+	enginetest.WantKeys(t, f)
+	e.start()
+	enginetest.WantKeys(t, f, keys80...)
+	e.stop()
+	enginetest.WantStale(t, f, e.socket)
+	enginetest.WantKeys(t, f, keys80...)
+}
+
+// Of several that are configured the first that answers is taken.
+func TestFirstAnsweringSocketIsUsed(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/web", "web", ports80)
+	f := enginetest.Run(t, source(t, e, Options{Sockets: []string{filepath.Join(t.TempDir(), "none.sock"), e.socket}}))
+	enginetest.WantKeys(t, f, keys80...)
+}
+
+// One engine is followed; another one that listens is warned of, and nothing else.
+func TestSecondEngineIsWarnedOf(t *testing.T) {
+	first, second := newFake(t), newFake(t)
+	second.nerdctl("default/x", "web", ports80)
+	link := filepath.Join(t.TempDir(), "link.sock")
+	if err := os.Symlink(first.socket, link); err != nil {
+		t.Fatal(err)
+	}
+	f := enginetest.Run(t, source(t, nil, Options{
+		Sockets: []string{first.socket, link, filepath.Join(t.TempDir(), "none.sock"), enginetest.Leftover(t), second.socket},
+	}))
+	enginetest.WantWarning(t, f, second.socket)
+	f.Lock()
+	defer f.Unlock()
+	if len(f.Warnings) != 1 || len(f.Set) > 0 {
+		t.Errorf("warnings %q, set %v; want one warning", f.Warnings, f.Set)
+	}
+}
