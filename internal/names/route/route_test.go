@@ -29,6 +29,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/output"
+	freeports "github.com/fairlead/fairlead/internal/testkit/ports"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
@@ -143,23 +145,10 @@ func serve(t *testing.T, f *fake, change ...func(*Options)) (r *Router, web, sec
 	return r, opt.HTTP[0], secure
 }
 
-// given are the addresses that free has returned: the system may offer one again.
-var given sync.Map
-
 // free returns a free address.
 func free(t *testing.T) netip.AddrPort {
 	t.Helper()
-	for {
-		ln, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := addrPort(ln.Addr())
-		_ = ln.Close()
-		if _, again := given.LoadOrStore(at, true); !again {
-			return at
-		}
-	}
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), freeports.Free(t))
 }
 
 // client connects to an address whatever the URL says.
@@ -947,24 +936,6 @@ func TestOptionsOfForeignNames(t *testing.T) {
 	}
 }
 
-// logged collects a log.
-type logged struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // unread serves a server that answers 401 and reads no body.
 func unread(t *testing.T, f *fake) {
 	t.Helper()
@@ -989,7 +960,7 @@ func TestAnswerToAnUnreadBody(t *testing.T) {
 				f := newFake()
 				unread(t, f)
 				f.refusal = c.refusal
-				var log logged
+				var log output.Buffer
 				_, at, _ := serve(t, f, func(o *Options) {
 					o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 				})

@@ -545,19 +545,6 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	})
 }
 
-// A socket of one publication serves all of its owner, and needs no placeholder.
-func TestServerServesAllPublicationsOfItsOwner(t *testing.T) {
-	run(t, Options{}, func(g *rig) {
-		ps := owned(web, socket(nat("0.0.0.0:80"), port.Reason{}, "127.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.1:80"))
-		g.put(ps...)
-		g.wait(time.Second)
-		g.wantOpen("a server is there")
-		for _, p := range ps {
-			g.wantOutcome("a server is there", p, "active 127.0.0.1:80")
-		}
-	})
-}
-
 func TestFlowOutlivesItsPublicationUnlessDenied(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:80", "10.0.0.1:80")
