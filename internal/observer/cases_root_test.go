@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -147,8 +148,28 @@ type testCase struct {
 	run  func(w *world)
 }
 
-// plain returns the cases of one socket that is seen until it is closed. The random test of
-// test/sockets decides what several sockets, and later calls, do.
+// opened is a way to open a socket, and where it is then seen. At port 0 the kernel chooses one.
+type opened struct {
+	open func(*world) sock
+	at   unix.Sockaddr // nil: it is not bound
+	want string
+}
+
+func (o opened) in(w *world) (s sock, want string) {
+	if s = o.open(w); o.at != nil {
+		s.bind(o.at)
+	}
+	if strings.HasPrefix(o.want, "tcp") {
+		s.listen()
+	}
+	if at, found := strings.CutSuffix(o.want, ":0"); found {
+		return s, fmt.Sprintf("%s:%d", at, s.port())
+	}
+	return s, o.want
+}
+
+// plain returns the cases of sockets that are seen until they are closed, one after the other.
+// TestOverflowWhileOlderEventsWait decides at random what shutdown, connect and the like do.
 func plain() (list []testCase) {
 	mptcp := func(family int) func(*world) sock {
 		return func(w *world) sock { return w.socket(family, unix.SOCK_STREAM, kernels.MPTCP()) }
@@ -156,34 +177,45 @@ func plain() (list []testCase) {
 	v6only := func(open func(*world) sock) func(*world) sock {
 		return func(w *world) sock { return open(w).option(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }
 	}
+	shared := func(w *world) sock { return w.tcp4().option(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
 	for _, c := range []struct {
-		name string
-		open func(*world) sock
-		at   unix.Sockaddr
-		want string
+		name    string
+		sockets []opened
 	}{
-		{"wildcard", (*world).tcp4, any4(8080), "tcp 0.0.0.0:8080"},
-		{"loopback", (*world).tcp4, loopback4(8080), "tcp 127.0.0.1:8080"},
-		{"other loopback address", (*world).tcp4, v4(127, 0, 0, 53, 8080), "tcp 127.0.0.53:8080"},
-		{"dual stack", (*world).tcp6, any6(8080), "tcp [::]:8080"},
-		{"v6only", v6only((*world).tcp6), any6(8080), "tcp [::]:8080 v6only"},
-		{"loopback of IPv6", (*world).tcp6, loopback6(8080), "tcp [::1]:8080"},
-		{"mapped address", (*world).tcp6, mapped(127, 0, 0, 1, 8080), "tcp 127.0.0.1:8080"},
-		{"mptcp", mptcp(unix.AF_INET), any4(8080), "tcp 0.0.0.0:8080"},
-		{"mptcp dual stack", mptcp(unix.AF_INET6), any6(8080), "tcp [::]:8080"},
-		{"wildcard", (*world).udp4, any4(5000), "udp 0.0.0.0:5000"},
-		{"loopback", (*world).udp4, loopback4(5000), "udp 127.0.0.1:5000"},
-		{"dual stack", (*world).udp6, any6(5000), "udp [::]:5000"},
-		{"v6only", v6only((*world).udp6), any6(5000), "udp [::]:5000 v6only"},
+		{"tcp wildcard", []opened{{(*world).tcp4, any4(8080), "tcp 0.0.0.0:8080"}}},
+		{"tcp loopback", []opened{{(*world).tcp4, loopback4(8080), "tcp 127.0.0.1:8080"}}},
+		{"tcp other loopback address", []opened{{(*world).tcp4, v4(127, 0, 0, 53, 8080), "tcp 127.0.0.53:8080"}}},
+		{"tcp6 dual stack", []opened{{(*world).tcp6, any6(8080), "tcp [::]:8080"}}},
+		{"tcp6 v6only", []opened{{v6only((*world).tcp6), any6(8080), "tcp [::]:8080 v6only"}}},
+		{"tcp6 loopback", []opened{{(*world).tcp6, loopback6(8080), "tcp [::1]:8080"}}},
+		{"tcp6 mapped address", []opened{{(*world).tcp6, mapped(127, 0, 0, 1, 8080), "tcp 127.0.0.1:8080"}}},
+		{"tcp port chosen at listen", []opened{{(*world).tcp4, nil, "tcp 0.0.0.0:0"}}},
+		{"tcp port chosen at bind", []opened{{(*world).tcp4, loopback4(0), "tcp 127.0.0.1:0"}}},
+		{"mptcp", []opened{{mptcp(unix.AF_INET), any4(8080), "tcp 0.0.0.0:8080"}}},
+		{"mptcp dual stack", []opened{{mptcp(unix.AF_INET6), any6(8080), "tcp [::]:8080"}}},
+		{"udp wildcard", []opened{{(*world).udp4, any4(5000), "udp 0.0.0.0:5000"}}},
+		{"udp loopback", []opened{{(*world).udp4, loopback4(5000), "udp 127.0.0.1:5000"}}},
+		{"udp6 dual stack", []opened{{(*world).udp6, any6(5000), "udp [::]:5000"}}},
+		{"udp6 v6only", []opened{{v6only((*world).udp6), any6(5000), "udp [::]:5000 v6only"}}},
+		{"udp ephemeral loopback", []opened{{(*world).udp4, loopback4(0), "udp 127.0.0.1:0"}}},
+		{"tcp 4 and 6 on one port", []opened{
+			{(*world).tcp4, any4(8080), "tcp 0.0.0.0:8080"}, {v6only((*world).tcp6), any6(8080), "tcp [::]:8080 v6only"},
+		}},
+		{"tcp reuseport pair", []opened{{shared, any4(8080), "tcp 0.0.0.0:8080"}, {shared, any4(8080), "tcp 0.0.0.0:8080"}}},
+		{"tcp and udp on one port", []opened{{(*world).tcp4, any4(5000), "tcp 0.0.0.0:5000"}, {(*world).udp4, any4(5000), "udp 0.0.0.0:5000"}}},
 	} {
-		list = append(list, testCase{c.want[:4] + c.name, func(w *world) {
-			s := c.open(w).bind(c.at)
-			if strings.HasPrefix(c.want, "tcp") {
-				s.listen()
+		list = append(list, testCase{c.name, func(w *world) {
+			var open []sock
+			var want []string
+			for _, o := range c.sockets {
+				s, text := o.in(w)
+				open, want = append(open, s), append(want, text)
 			}
-			w.wantSet(c.want)
-			s.close()
-			w.wantSet()
+			w.wantSet(slices.Clone(want)...)
+			for i, s := range open {
+				s.close()
+				w.wantSet(slices.Clone(want[i+1:])...)
+			}
 		}})
 	}
 	return list
@@ -193,12 +225,6 @@ func plain() (list []testCase) {
 // without other sockets.
 func cases() []testCase {
 	return append(plain(), []testCase{
-		{"tcp port chosen at listen", func(w *world) {
-			s := w.tcp4().listen()
-			w.wantSet(fmt.Sprintf("tcp 0.0.0.0:%d", s.port()))
-			s.close()
-			w.wantSet()
-		}},
 		{"tcp duplicated descriptor", func(w *world) {
 			a := w.tcp4().bind(any4(8080)).listen()
 			fd, err := unix.FcntlInt(uintptr(a.fd), unix.F_DUPFD_CLOEXEC, 3)
@@ -211,6 +237,24 @@ func cases() []testCase {
 			sock{w.t, fd}.close()
 			w.wantSet("tcp 0.0.0.0:8081")
 			b.close()
+			w.wantSet()
+		}},
+		{"tcp inherited by a child", func(w *world) {
+			a := w.tcp4().bind(any4(8080)).listen()
+			f := os.NewFile(uintptr(a.fd), "listener")
+			c := w.child("sleep", f)
+			a.must("close", f.Close())
+			b := w.tcp4().bind(any4(8081)).listen()
+			w.wantSet("tcp 0.0.0.0:8080", "tcp 0.0.0.0:8081")
+			c.kill()
+			w.wantSet("tcp 0.0.0.0:8081")
+			b.close()
+			w.wantSet()
+		}},
+		{"process killed", func(w *world) {
+			c := w.child("listen")
+			w.wantSet("tcp 127.0.0.1:8080", "udp 127.0.0.1:8080")
+			c.kill()
 			w.wantSet()
 		}},
 		{"socket of another namespace than the task's", func(w *world) {
@@ -229,6 +273,19 @@ func cases() []testCase {
 			elsewhere.do(func() { ours.close() })
 			w.wantSet()
 		}},
+		{"tcp accepted connections", func(w *world) {
+			s := w.tcp4().bind(loopback4(8080)).listen()
+			for range 50 {
+				c := w.tcp4().connect(loopback4(8080))
+				fd, _, err := unix.Accept(s.fd)
+				s.must("accept", err)
+				sock{w.t, fd}.reset()
+				c.close()
+			}
+			w.wantSet("tcp 127.0.0.1:8080")
+			s.close()
+			w.wantSet()
+		}},
 		{"tcp bound and connected", func(w *world) {
 			server := w.tcp4().bind(loopback4(8080)).listen()
 			s := w.tcp4().bind(loopback4(8081))
@@ -237,6 +294,18 @@ func cases() []testCase {
 			w.wantSet("tcp 127.0.0.1:8080")
 			s.reset()
 			server.close()
+			w.wantSet()
+		}},
+		{"tcp failed listen", func(w *world) {
+			a := w.tcp4().option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1).bind(any4(8080))
+			b := w.tcp4().option(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1).bind(any4(8080))
+			a.listen()
+			if err := unix.Listen(b.fd, 1); !errors.Is(err, unix.EADDRINUSE) {
+				w.t.Fatalf("listen: %v, want EADDRINUSE", err)
+			}
+			b.close()
+			w.wantSet("tcp 0.0.0.0:8080")
+			a.close()
 			w.wantSet()
 		}},
 		{"udp connected and disconnected", func(w *world) {
@@ -256,6 +325,42 @@ func cases() []testCase {
 			s.close()
 			unbound.close()
 			w.wantSet()
+		}},
+		{"bound to an interface later", func(w *world) {
+			a, b := w.tcp4().bind(any4(8080)).listen(), w.udp4().bind(any4(5000))
+			w.wantSet("tcp 0.0.0.0:8080", "udp 0.0.0.0:5000")
+			for _, device := range []string{"lo", ""} {
+				for _, s := range []sock{a, b} {
+					s.must("SO_BINDTODEVICE", unix.BindToDevice(s.fd, device))
+				}
+				if w.sees(Device) || w.polls(TCPListen) && w.polls(UDPBind) {
+					w.await(w.t, func() string { return fmt.Sprintf("not at %q: %+v", device, w.set) }, func() bool {
+						for _, s := range w.set {
+							if (s.Device != 0) != (device != "") {
+								return false
+							}
+						}
+						return len(w.set) == 2
+					})
+				}
+			}
+			a.close()
+			b.close()
+			w.wantSet()
+		}},
+		{"udp clients", func(w *world) {
+			connected := w.udp4().connect(loopback4(9))
+			sending := w.udp4()
+			sending.must("sendto", unix.Sendto(sending.fd, []byte("x"), 0, loopback4(9)))
+			sending6 := w.udp6()
+			sending6.must("sendto", unix.Sendto(sending6.fd, []byte("x"), 0, loopback6(9)))
+			s := w.udp4().bind(any4(5000))
+			w.wantSet("udp 0.0.0.0:5000")
+			s.close()
+			w.wantSet()
+			connected.close()
+			sending.close()
+			sending6.close()
 		}},
 		{"owner", func(w *world) {
 			// A process is named by its first thread, which is rarely the one that listens.
