@@ -252,6 +252,21 @@ func (g *guest) connect(t *testing.T, k port.Key) net.Conn {
 	return client
 }
 
+// flow returns both ends of a connection that is carried through a guest.
+func flow(t *testing.T) (g *guest, client, server net.Conn) {
+	t.Helper()
+	ln, pub := listen(t)
+	g = newGuest(t, ServerOptions{}, pub)
+	client = g.connect(t, pub.Key)
+	server, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	_ = server.SetDeadline(time.Now().Add(patience))
+	return g, client, server
+}
+
 func tcpKey(p uint16) port.Key {
 	return port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: p}
 }

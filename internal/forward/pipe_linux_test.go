@@ -110,13 +110,7 @@ func TestUrgentByte(t *testing.T) {
 			return a, b
 		},
 		"through the link": func(t *testing.T) (client, server net.Conn) {
-			l, p := listen(t)
-			client = newGuest(t, ServerOptions{}, p).connect(t, p.Key)
-			server, err := l.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = server.Close() })
+			_, client, server = flow(t)
 			return client, server
 		},
 	} {

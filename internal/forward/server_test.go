@@ -32,39 +32,10 @@ func TestServerOptions(t *testing.T) {
 	}
 }
 
-func TestFlowHalfCloseOverLink(t *testing.T) {
-	ln, pub := listen(t)
-	g := newGuest(t, ServerOptions{}, pub)
-	client := g.connect(t, pub.Key)
-	server, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	write(t, client, "question")
-	closeWriting(t, client)
-	if got := readAll(t, server); got != "question" {
-		t.Errorf("server read %q", got)
-	}
-	write(t, server, "answer")
-	closeWriting(t, server)
-	if got := readAll(t, client); got != "answer" {
-		t.Errorf("client read %q", got)
-	}
-}
-
 func TestFlowResetOverLink(t *testing.T) {
 	for _, from := range []string{"client", "server"} {
 		t.Run(from, func(t *testing.T) {
-			ln, pub := listen(t)
-			g := newGuest(t, ServerOptions{}, pub)
-			client := g.connect(t, pub.Key)
-			server, err := ln.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer server.Close()
-			_ = server.SetDeadline(time.Now().Add(patience))
+			_, client, server := flow(t)
 			write(t, client, "x")
 			readN(t, server, 1)
 			near, far := client, server
@@ -84,15 +55,8 @@ func TestFlowResetOverLink(t *testing.T) {
 func TestFlowResetAfterHalfCloseOverLink(t *testing.T) {
 	for _, resets := range []string{"client", "server"} {
 		t.Run(resets, func(t *testing.T) {
-			ln, pub := listen(t)
-			g := newGuest(t, ServerOptions{}, pub)
-			a := g.connect(t, pub.Key)
+			g, a, b := flow(t)
 			write(t, a, "x")
-			b, err := ln.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer b.Close()
 			readN(t, b, 1)
 			if resets == "server" {
 				a, b = b, a
@@ -114,16 +78,8 @@ func TestFlowResetAfterHalfCloseOverLink(t *testing.T) {
 // A truncated upload does not look complete, even to a server
 // that has ended its own side.
 func TestFlowLostAfterServerEOF(t *testing.T) {
-	ln, pub := listen(t)
-	g := newGuest(t, ServerOptions{}, pub)
-	client := g.connect(t, pub.Key)
+	_, client, server := flow(t)
 	write(t, client, "x")
-	server, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	_ = server.SetDeadline(time.Now().Add(patience))
 	closeWriting(t, server)
 	if got := readAll(t, client); got != "" {
 		t.Errorf("read %q", got)
@@ -138,15 +94,8 @@ func TestFlowLostAfterServerEOF(t *testing.T) {
 
 // Much goes through the kernel, both ways at once, and comes out as it went in.
 func TestBulkOverLink(t *testing.T) {
-	ln, pub := listen(t)
-	g := newGuest(t, ServerOptions{}, pub)
-	a := g.connect(t, pub.Key)
+	g, a, b := flow(t)
 	write(t, a, "x")
-	b, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
 	readN(t, b, 1)
 	const size = 64 << 20
 	var wg sync.WaitGroup
@@ -177,15 +126,7 @@ func TestBulkOverLink(t *testing.T) {
 func newPattern() io.Reader { return rand.NewChaCha8([32]byte{1}) }
 
 func TestLostLinkResetsFlows(t *testing.T) {
-	ln, pub := listen(t)
-	g := newGuest(t, ServerOptions{}, pub)
-	client := g.connect(t, pub.Key)
-	server, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	_ = server.SetDeadline(time.Now().Add(patience))
+	g, client, server := flow(t)
 	_ = g.host.Close()
 	for name, c := range map[string]net.Conn{"client": client, "server": server} {
 		if _, err := c.Read(make([]byte, 1)); !isReset(err) {

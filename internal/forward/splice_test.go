@@ -67,27 +67,6 @@ func TestHalfClose(t *testing.T) {
 	}
 }
 
-func TestHalfCloseKeepsOtherDirectionOpen(t *testing.T) {
-	a, b, result := spliced(t.Context(), t, "tcp", "tcp", nil)
-	closeWriting(t, b)
-	if got := readAll(t, a); got != "" {
-		t.Errorf("a read %q", got)
-	}
-	for range 100 {
-		write(t, a, "x")
-		if got := readN(t, b, 1); got != "x" {
-			t.Fatalf("b read %q", got)
-		}
-	}
-	closeWriting(t, a)
-	if got := readAll(t, b); got != "" {
-		t.Errorf("b read %q", got)
-	}
-	if err := await(t, result); err != nil {
-		t.Errorf("Splice = %v", err)
-	}
-}
-
 func TestReset(t *testing.T) {
 	for _, dir := range []string{"a", "b"} {
 		t.Run(dir, func(t *testing.T) {

@@ -40,14 +40,8 @@ func TestResetWhileOtherSideDoesNotRead(t *testing.T) {
 			t.Parallel()
 			var client, server net.Conn
 			if c.link {
-				ln, pub := listen(t)
-				g := newGuest(t, ServerOptions{}, pub)
-				client = g.connect(t, pub.Key)
-				var err error
-				if server, err = ln.Accept(); err != nil {
-					t.Fatal(err)
-				}
-				defer server.Close()
+				var g *guest
+				g, client, server = flow(t)
 				defer eventually(t, "the flow is gone", func() bool { return g.Stats().OpenTCP == 0 })
 			} else {
 				client, server, _ = spliced(t.Context(), t, "tcp", "tcp", nil)
@@ -83,13 +77,7 @@ func TestGoneAfterItsEndIsNotReset(t *testing.T) {
 
 // A receiver that pauses gets all of what was sent in order, though the sender is gone.
 func TestPausedReceiverGetsAll(t *testing.T) {
-	ln, pub := listen(t)
-	g := newGuest(t, ServerOptions{}, pub)
-	client := g.connect(t, pub.Key)
-	server, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, client, server := flow(t)
 	const size = 24 << 20
 	sent := make(chan error, 1)
 	go func() {

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/testkit/output"
 )
 
 // policyFile is a file that can be read, or cannot.
@@ -28,7 +29,7 @@ type policyFile struct {
 
 func (f *policyFile) read(string) ([]byte, error) { return []byte(f.text), f.err }
 
-func (f *policyFile) compliance(log *buffer) *Compliance {
+func (f *policyFile) compliance(log *output.Buffer) *Compliance {
 	return NewCompliance("policy.yaml", f.read, slog.New(slog.NewTextHandler(log, nil)))
 }
 
@@ -36,7 +37,7 @@ func (f *policyFile) compliance(log *buffer) *Compliance {
 // stays in effect.
 func TestComplianceKeepsThePolicy(t *testing.T) {
 	file := &policyFile{err: fs.ErrNotExist}
-	log := new(buffer)
+	log := new(output.Buffer)
 	c := file.compliance(log)
 	judged := func(node Labels, r Report, known bool, violations int, says string) {
 		t.Helper()
@@ -62,8 +63,8 @@ func TestComplianceKeepsThePolicy(t *testing.T) {
 		c.Load()
 		judged(edge, r, true, 1, "cannot be judged")
 	}
-	if lines := log.lines(); len(lines) != 4 || !strings.Contains(lines[3], "keptPrevious=true") {
-		t.Errorf("log %q, want a line for each file that was broken", lines)
+	if list := lines(log); len(list) != 4 || !strings.Contains(list[3], "keptPrevious=true") {
+		t.Errorf("log %q, want a line for each file that was broken", list)
 	}
 
 	*file = policyFile{"policies: [{nodes: {labels: {role: edge}}, rules: [{match: {ports: 80}, action: allow}]}]\nrules: [{match: {ports: 22}, action: allow}]", nil}
@@ -114,7 +115,7 @@ func TestComplianceByNameWithoutTheNode(t *testing.T) {
 			r.Ports = append(r.Ports, tcp("0.0.0.0", p, "x"))
 		}
 		gone := Labels{Err: errors.New("not found")}
-		v := file.compliance(new(buffer)).Judge("n", gone, r)
+		v := file.compliance(new(output.Buffer)).Judge("n", gone, r)
 		found := []uint16{}
 		for _, p := range v.Violations {
 			found = append(found, p.Port)
@@ -182,7 +183,7 @@ func TestComplianceAgreesWithAudit(t *testing.T) {
 		slices.SortFunc(r.Ports, func(p, q Port) int { return p.Compare(q.Key) })
 		r.Ports = slices.CompactFunc(r.Ports, func(p, q Port) bool { return p.Key == q.Key })
 		audit := policy.Audit(map[string]map[string]string{"n": labels}, []NodeInventory{objectOf(t, "n", r)}, noon)
-		v := (&policyFile{text: text}).compliance(new(buffer)).Judge("n", Labels{Known: true, Labels: labels}, r)
+		v := (&policyFile{text: text}).compliance(new(output.Buffer)).Judge("n", Labels{Known: true, Labels: labels}, r)
 		if (audit.Nodes[0].Error == "") != (v.Error == nil) {
 			t.Errorf("seed %d: the audit says %q, the agent %v", seed, audit.Nodes[0].Error, v.Error)
 		}

@@ -3,7 +3,6 @@
 package inventory
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,13 +20,14 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/testkit/output"
 )
 
 // agent is the writer of one node, and what it reports.
 type agent struct {
 	*Writer
 	changed schedule.Signal
-	log     *buffer
+	log     *output.Buffer
 	stop    func()
 
 	mu       sync.Mutex
@@ -35,23 +35,12 @@ type agent struct {
 	reported func() // called with the lock when the report is made; may be nil
 }
 
-// buffer is a log that can be read while it is written.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
+// lines returns what was logged.
+func lines(log *output.Buffer) []string {
+	return strings.FieldsFunc(log.String(), func(r rune) bool { return r == '\n' })
 }
 
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) lines() []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.FieldsFunc(b.b.String(), func(r rune) bool { return r == '\n' })
-}
+func (g *agent) lines() []string { return lines(g.log) }
 
 // locks is what LockNode is on one machine.
 type locks struct {
@@ -76,7 +65,7 @@ const interval = 10 * time.Second
 // startAgent runs a writer of a node, at machine "boot-NODE" unless change says otherwise.
 func startAgent(t *testing.T, a *api, node string, change func(*Options), ports ...Port) *agent {
 	t.Helper()
-	g := &agent{changed: schedule.NewSignal(), log: new(buffer), report: Report{Agent: "1", Ports: ports}}
+	g := &agent{changed: schedule.NewSignal(), log: new(output.Buffer), report: Report{Agent: "1", Ports: ports}}
 	o := Options{
 		Node: node, Interval: interval, Machine: "boot-" + node, Namespace: "1", Config: a.config, Lock: newLocks().lock, Changed: g.changed,
 		Logger: slog.New(slog.NewTextHandler(g.log, nil)),
@@ -276,7 +265,7 @@ func TestAPIServerIsAway(t *testing.T) {
 				if n := len(a.asked); n < 60 || n > 180 {
 					t.Errorf("%d requests in an hour", n)
 				}
-				if lines := g.log.lines(); len(lines) != 1 {
+				if lines := g.lines(); len(lines) != 1 {
 					t.Errorf("log %q, want one line", lines)
 				}
 				if g.State().Error == "" {
@@ -288,7 +277,7 @@ func TestAPIServerIsAway(t *testing.T) {
 				if err != nil || len(ports) != 1 || ports[0].Port != 1000+3599 || g.State().Error != "" {
 					t.Errorf("a minute after the server is back the object has %v, %v: %+v", ports, err, g.State())
 				}
-				if lines := g.log.lines(); len(lines) != 2 {
+				if lines := g.lines(); len(lines) != 2 {
 					t.Errorf("log %q, want two lines", lines)
 				}
 			})
@@ -322,7 +311,7 @@ func TestRefusalsAreExplained(t *testing.T) {
 						t.Errorf("error %q, want %q", s.Error, want)
 					}
 				}
-				if lines := g.log.lines(); len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") {
+				if lines := g.lines(); len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") {
 					t.Errorf("log %q, want one warning", lines)
 				}
 				if c.mend != nil {
@@ -366,11 +355,11 @@ func TestTwoAgentsOfOneMachine(t *testing.T) {
 			second.set(tcp("0.0.0.0", 1000+i, "second"))
 			pass(time.Second)
 		}
-		if s := second.State(); s.Writes > 0 || !s.Held || len(second.log.lines()) != 1 {
-			t.Errorf("the second: %+v, log %q", s, second.log.lines())
+		if s := second.State(); s.Writes > 0 || !s.Held || len(second.lines()) != 1 {
+			t.Errorf("the second: %+v, log %q", s, second.lines())
 		}
-		if n := a.writes() - writes; n > 15 || len(first.log.lines()) > 0 {
-			t.Errorf("%d writes by the first in an hour, log %q", n, first.log.lines())
+		if n := a.writes() - writes; n > 15 || len(first.lines()) > 0 {
+			t.Errorf("%d writes by the first in an hour, log %q", n, first.lines())
 		}
 		first.stop()
 		pass(time.Minute + interval)
@@ -404,8 +393,8 @@ func TestTwoHolders(t *testing.T) {
 					pass(RenewEvery)
 					renew()
 				}
-				if s := g.State(); s.Writes > 0 || !s.Held || !strings.Contains(s.Error, "boot id other") || len(g.log.lines()) != 1 {
-					t.Fatalf("beside a holder: %+v, log %q", s, g.log.lines())
+				if s := g.State(); s.Writes > 0 || !s.Held || !strings.Contains(s.Error, "boot id other") || len(g.lines()) != 1 {
+					t.Fatalf("beside a holder: %+v, log %q", s, g.lines())
 				}
 				pass(HeldFor - time.Minute)
 				if s := g.State(); s.Writes > 0 {
@@ -437,8 +426,8 @@ func TestTwoNamespaces(t *testing.T) {
 				waits.set(tcp("0.0.0.0", 2000+i, "waits"))
 				pass(time.Second)
 			}
-			if w, o := waits.State(), writes.State(); w.Writes != n || !w.Held || !o.Current || len(waits.log.lines()) != 1 {
-				t.Errorf("writes: %+v, waits: %+v, log %q", o, w, waits.log.lines())
+			if w, o := waits.State(), writes.State(); w.Writes != n || !w.Held || !o.Current || len(waits.lines()) != 1 {
+				t.Errorf("writes: %+v, waits: %+v, log %q", o, w, waits.lines())
 			}
 		}
 		both(first, second, time.Hour)
@@ -448,8 +437,8 @@ func TestTwoNamespaces(t *testing.T) {
 			t.Fatalf("took the object before its time: %+v", s)
 		}
 		pass(3 * time.Minute)
-		if s := second.State(); s.Writes == 0 || !s.Current || len(second.log.lines()) != 2 {
-			t.Fatalf("after the holder's time: %+v, log %q", s, second.log.lines())
+		if s := second.State(); s.Writes == 0 || !s.Current || len(second.lines()) != 2 {
+			t.Fatalf("after the holder's time: %+v, log %q", s, second.lines())
 		}
 		first = startAgent(t, a, "n", in("1"), tcp("0.0.0.0", 1, "first"))
 		pass(2 * interval)
@@ -502,8 +491,8 @@ func TestServerTakesNothing(t *testing.T) {
 		a.limit = 1
 		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
 		pass(time.Hour)
-		if s, n := g.State(), a.writes(); !strings.Contains(s.Error, "too large") || n > 180 || len(g.log.lines()) != 1 {
-			t.Errorf("%d writes in an hour, %+v, log %q", n, s, g.log.lines())
+		if s, n := g.State(), a.writes(); !strings.Contains(s.Error, "too large") || n > 180 || len(g.lines()) != 1 {
+			t.Errorf("%d writes in an hour, %+v, log %q", n, s, g.lines())
 		}
 		a.set(func() { a.limit = 0 })
 		pass(time.Minute + time.Second)
@@ -537,13 +526,18 @@ func TestRequestsOfAWriter(t *testing.T) {
 		}
 		pass(RenewEvery)
 		asked("get nodes", "update nodeinventories")
-		a.set(func() {
+		a.set(func() { // somebody else changes the object
 			o := *a.objects["n"]
+			o.Labels = map[string]string{"kept": "yes"}
 			a.put(&o)
 		})
 		g.set(tcp("0.0.0.0", 22, "sshd"))
 		pass(2 * interval)
 		asked("update nodeinventories", "get nodes", "get nodeinventories", "update nodeinventories")
+		o := a.object("n")
+		if ports, err := o.Status.Decode(); err != nil || len(ports) != 1 || ports[0].Port != 22 || o.Labels["kept"] != "yes" {
+			t.Errorf("object %+v, %v", o, err)
+		}
 		// Changes that never end do not keep the Node from being read.
 		for i := range 3600 {
 			g.set(tcp("0.0.0.0", 1000+i, "web"))
@@ -610,7 +604,7 @@ func TestNodeIsRenamed(t *testing.T) {
 				if o := a.object("n"); o != nil || a.object("renamed") != nil || !strings.Contains(g.State().Error, c.want) {
 					t.Errorf("object %+v, error %q, want %q", o, g.State().Error, c.want)
 				}
-				if lines := g.log.lines(); len(lines) > 2 {
+				if lines := g.lines(); len(lines) > 2 {
 					t.Errorf("log %q, want a line for the object and one for the Node", lines)
 				}
 			})
@@ -720,24 +714,4 @@ type forbidden struct{}
 
 func (forbidden) RoundTrip(*http.Request) (*http.Response, error) {
 	return refusal(http.StatusForbidden, "no"), nil
-}
-
-// Somebody else changed the object: it is read again and written.
-func TestConflict(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAPI("n")
-		g := startAgent(t, a, "n", nil, tcp("0.0.0.0", 22, "sshd"))
-		pass(2 * interval)
-		a.set(func() {
-			o := *a.objects["n"]
-			o.Labels = map[string]string{"kept": "yes"}
-			a.put(&o)
-		})
-		g.set(tcp("0.0.0.0", 80, "web"))
-		pass(2 * interval)
-		o := a.object("n")
-		if ports, err := o.Status.Decode(); err != nil || len(ports) != 1 || ports[0].Port != 80 || o.Labels["kept"] != "yes" {
-			t.Errorf("object %+v, %v", o, err)
-		}
-	})
 }

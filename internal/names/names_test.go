@@ -176,20 +176,6 @@ func TestAlias(t *testing.T) {
 	}
 }
 
-// A name that could be a port and a name is no guess.
-func TestPortOrName(t *testing.T) {
-	table := New([]Port{
-		tcp("vm", 8080, container("1", "web")),
-		tcp("vm", 9000, composed("2", "c", "web", "8080")),
-	}, nil, Local)
-	if got := find(table, "8080.web", 80); !strings.HasPrefix(got, "ambiguous") {
-		t.Errorf("8080.web leads to %q", got)
-	}
-	if got := find(table, "8080.web.vm", 80); !strings.HasPrefix(got, "ambiguous") {
-		t.Errorf("8080.web.vm leads to %q", got)
-	}
-}
-
 // Of one port at several addresses the loopback is served, then the wildcard.
 func TestNearest(t *testing.T) {
 	at := func(s string) Port {

@@ -6,8 +6,6 @@ package observer
 
 import (
 	"errors"
-	"fmt"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -16,23 +14,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel"
 )
-
-// echo is a Handler that records when it was last called.
-type echo struct {
-	live chan struct{}
-	seen chan int64
-}
-
-func (e *echo) Methods([]kernel.Method) {}
-func (e *echo) Replace([]Socket)        { close(e.live) }
-func (e *echo) Stale(error)             {}
-
-func (e *echo) Apply(events []Event) {
-	now := Now()
-	for range events {
-		e.seen <- now
-	}
-}
 
 // deaf is a Handler that only notes that the observer runs.
 type deaf chan struct{}
@@ -47,40 +28,6 @@ func (d deaf) Replace([]Socket) {
 func (deaf) Methods([]kernel.Method) {}
 func (deaf) Apply([]Event)           {}
 func (deaf) Stale(error)             {}
-
-// BenchmarkLatency measures from the return of a call to the handler's.
-func BenchmarkLatency(b *testing.B) {
-	r := newRoom(b)
-	e := &echo{live: make(chan struct{}), seen: make(chan int64, 16)}
-	stop := start(b, r, Options{}, e)
-	defer stop()
-	<-e.live
-
-	var opened, closed []time.Duration
-	r.do(func() {
-		for b.Loop() {
-			fd, _ := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-			_ = unix.Bind(fd, loopback4(8080))
-			<-e.seen
-			time.Sleep(200 * time.Microsecond) // all asleep again
-			_ = unix.Listen(fd, 1)
-			at := Now()
-			opened = append(opened, time.Duration(<-e.seen-at))
-			time.Sleep(200 * time.Microsecond)
-			_ = unix.Close(fd)
-			at = Now()
-			closed = append(closed, time.Duration(<-e.seen-at))
-		}
-	})
-	report := func(name string, d []time.Duration) {
-		slices.Sort(d)
-		b.ReportMetric(float64(d[len(d)/2])/1e3, name+"-p50-µs")
-		b.ReportMetric(float64(d[len(d)*99/100])/1e3, name+"-p99-µs")
-	}
-	report("listen", opened)
-	report("close", closed)
-	b.ReportMetric(0, "ns/op")
-}
 
 // BenchmarkPair measures what observing adds to the CPU time of a listen and close: in a
 // namespace that is not watched, in a burst, and while the observer sleeps. The speed of a
@@ -158,34 +105,4 @@ func pairs(b *testing.B, r *room, times int, pause time.Duration) int64 {
 	})
 	slices.Sort(spent)
 	return spent[len(spent)/10]
-}
-
-// BenchmarkStart measures from Run to the first Replace.
-func BenchmarkStart(b *testing.B) {
-	for _, n := range []int{0, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			raiseLimit(b, 11_000)
-			r := newRoom(b)
-			r.do(func() {
-				for i := range n {
-					fd, _ := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-					_ = unix.Bind(fd, loopback4(10_000+i))
-					_ = unix.Listen(fd, 1)
-					b.Cleanup(func() { _ = unix.Close(fd) })
-				}
-			})
-			for b.Loop() {
-				e := &echo{live: make(chan struct{}), seen: make(chan int64, 1<<16)}
-				stop := start(b, r, Options{}, e)
-				<-e.live
-				b.StopTimer()
-				stop()
-				b.StartTimer()
-			}
-			b.StopTimer()
-			var m runtime.MemStats
-			runtime.ReadMemStats(&m)
-			b.ReportMetric(float64(m.HeapSys-m.HeapReleased)/(1<<20), "heap-MiB")
-		})
-	}
 }

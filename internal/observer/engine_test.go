@@ -513,25 +513,6 @@ func TestOneDumpRemovesNothing(t *testing.T) {
 	})
 }
 
-func TestLossForcesReplace(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		r := newRig(tcpRow(1))
-		r.start(t)
-		pass(time.Second)
-		r.keeper.take()
-		r.edit(func() { r.table[2] = tcpRow(2); delete(r.table, 1) })
-		r.source.lose()
-		pass(time.Second)
-		r.wantCookies(t, 2)
-		if calls := r.keeper.take(); !slices.Contains(calls, "replace 1") {
-			t.Errorf("calls %q, want a replace", calls)
-		}
-		if s := r.counters; s.resyncs.Load() != 1 || s.drops.Load() != 1 || s.drift.Load() != 0 {
-			t.Errorf("%d resyncs, %d drops, %d drift", s.resyncs.Load(), s.drops.Load(), s.drift.Load())
-		}
-	})
-}
-
 func TestMalformedEventForcesReplace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1))
@@ -935,6 +916,15 @@ func TestEachSocketIsLookedAtWhenItHasSettled(t *testing.T) {
 	}
 }
 
+// holdAll is where each process still has its sockets.
+func holdAll(_ context.Context, sockets []Socket) map[uint64]owner {
+	have := make(map[uint64]owner)
+	for _, s := range sockets {
+		have[s.Cookie] = owner{s.PID, s.Comm}
+	}
+	return have
+}
+
 // A process with many descriptors that opens a socket each second is not read each second.
 func TestLooksArePaced(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -942,16 +932,12 @@ func TestLooksArePaced(t *testing.T) {
 		r.audit = -1
 		r.owners = func(context.Context, []Socket, uint32) findings { return findings{} }
 		looks := 0
-		r.holders = func(_ context.Context, sockets []Socket) map[uint64]owner {
+		r.holders = func(ctx context.Context, sockets []Socket) map[uint64]owner {
 			r.edit(func() { looks++ })
 			for start := threadTime(); threadTime()-start < 200*time.Millisecond; {
 				continue
 			}
-			have := make(map[uint64]owner)
-			for _, s := range sockets {
-				have[s.Cookie] = owner{s.PID, s.Comm}
-			}
-			return have
+			return holdAll(ctx, sockets)
 		}
 		r.start(t)
 		for cookie := range uint64(8) {
@@ -977,13 +963,7 @@ func TestOnlyProcessesWithSocketsAreWatched(t *testing.T) {
 		r := newRig()
 		r.audit, r.exits = -1, x
 		r.owners = func(context.Context, []Socket, uint32) findings { return findings{} }
-		r.holders = func(_ context.Context, sockets []Socket) map[uint64]owner {
-			have := make(map[uint64]owner)
-			for _, s := range sockets {
-				have[s.Cookie] = owner{s.PID, s.Comm}
-			}
-			return have
-		}
+		r.holders = holdAll
 		r.start(t)
 		pids := []uint32{uint32(os.Getpid()), uint32(os.Getppid())}
 		for i, pid := range pids {

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/testkit/heap"
 )
 
 // oracle is a kernel: it has sockets, reports their changes through a ring, and
@@ -333,6 +335,26 @@ func TestInterfaceThatIsBoundLater(t *testing.T) {
 		t.Errorf("an older row of a dump won: %+v", changes)
 	}
 	m.end()
+}
+
+// What many sockets that came and went leave is less than a tenth of what they took.
+func TestMemoryOfSocketsIsFreed(t *testing.T) {
+	const n = 50_000
+	m := newModel()
+	before := heap.Used()
+	for cookie := range uint64(n) {
+		_, _, _ = m.put(Socket{Cookie: 1 + cookie, Port: 80, Listening: true})
+	}
+	full := heap.Used() - before
+	for cookie := range uint64(n) {
+		if _, ok, _ := m.drop(1+cookie, 0); !ok {
+			t.Fatalf("socket %d was not there", cookie)
+		}
+	}
+	if left := heap.Used() - before; left > full/10 {
+		t.Errorf("%d of %d bytes are left", left, full)
+	}
+	runtime.KeepAlive(m)
 }
 
 // TestInterfaceOfAListenerWithoutPort: it is bound to an interface before a dump has

@@ -273,19 +273,6 @@ func TestSocketsBeforeTheStart(t *testing.T) {
 	}
 }
 
-// TestMixedMechanisms observes TCP by events and polls the rest.
-func TestMixedMechanisms(t *testing.T) {
-	w := observe(t, newRoom(t), options(kernel.MethodTPBTF))
-	if tcp, udp := w.methods[TCPListen].Name, w.methods[UDPBind].Name; tcp != kernel.MethodTPBTF || udp != MethodPoll {
-		t.Fatalf("tcp by %s, udp by %s", tcp, udp)
-	}
-	a, b := w.tcp4().bind(any4(8080)).listen(), w.udp4().bind(any4(5000))
-	w.wantSet("tcp 0.0.0.0:8080", "udp 0.0.0.0:5000")
-	a.close()
-	b.close()
-	w.wantSet()
-}
-
 func TestModeBPFNeedsEvents(t *testing.T) {
 	r := newRoom(t)
 	obs, err := New(Options{Mode: BPF, Methods: []string{MethodPoll}})

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 // watched returns a recorder of an observer that uses a method for all.
@@ -203,3 +204,5 @@ func TestObserverThatEndsEarly(t *testing.T) {
 		}
 	})
 }
+
+func TestMain(m *testing.M) { leak.Main(m) }

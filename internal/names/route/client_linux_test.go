@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"strings"
 	"syscall"
@@ -21,10 +20,9 @@ import (
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
-// hijacking serves a server that takes each connection over.
-func hijacking(t *testing.T, f *fake, take func(conn *net.TCPConn, rw *bufio.ReadWriter)) {
-	t.Helper()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+// hijack returns a server that takes each connection over.
+func hijack(t *testing.T, take func(conn *net.TCPConn, rw *bufio.ReadWriter)) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
 		conn, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)
@@ -33,9 +31,7 @@ func hijacking(t *testing.T, f *fake, take func(conn *net.TCPConn, rw *bufio.Rea
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
 		take(conn.(*net.TCPConn), rw)
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 80, s.Listener.Addr().String())
+	}
 }
 
 const (
@@ -43,26 +39,12 @@ const (
 	switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
 )
 
-// dial connects to a listener.
-func dial(t *testing.T, at fmt.Stringer) *net.TCPConn {
-	t.Helper()
-	conn, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
-	return conn.(*net.TCPConn)
-}
-
 // What a client sends behind a request to upgrade, before the answer, reaches the server.
 func TestBytesBehindAnUpgrade(t *testing.T) {
-	f := newFake()
-	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+	_, at := published(t, hijack(t, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
 		_, _ = io.WriteString(conn, switching)
 		_, _ = io.Copy(conn, rw)
-	})
-	_, at, _ := serve(t, f, nil)
+	}))
 	for _, early := range []string{"", "e", "early ", strings.Repeat("early ", 10<<10)} {
 		conn := dial(t, at)
 		_, _ = io.WriteString(conn, upgrade+early)
@@ -80,14 +62,12 @@ func TestBytesBehindAnUpgrade(t *testing.T) {
 
 // What a client sends on an upgraded connection does not look complete when the client is reset.
 func TestUpgradedClientIsReset(t *testing.T) {
-	f := newFake()
 	got := make(chan error, 1)
-	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+	_, at := published(t, hijack(t, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
 		_, _ = io.WriteString(conn, switching)
 		_, err := io.ReadAll(rw)
 		got <- err
-	})
-	_, at, _ := serve(t, f, nil)
+	}))
 	conn := dial(t, at)
 	_, _ = io.WriteString(conn, upgrade)
 	if _, err := io.ReadFull(conn, make([]byte, len(switching))); err != nil {
@@ -112,16 +92,14 @@ const upgradePost = "POST / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgra
 func TestUpgradeInTheMiddleOfARequest(t *testing.T) {
 	for _, size := range []int{5, 4 << 10, 1 << 20} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			f := newFake()
 			switched := make(chan struct{})
 			got := make(chan []byte, 1)
-			hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+			_, at := published(t, hijack(t, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
 				_, _ = io.WriteString(conn, switching)
 				close(switched)
 				b, _ := io.ReadAll(rw)
 				got <- b
-			})
-			_, at, _ := serve(t, f, nil)
+			}))
 			conn := dial(t, at)
 			body := strings.Repeat("b", size)
 			_, _ = fmt.Fprintf(conn, "%sContent-Length: %d\r\n\r\n%s", upgradePost, size, body[:2])
@@ -140,12 +118,10 @@ func TestUpgradeInTheMiddleOfARequest(t *testing.T) {
 
 // A change of protocol behind which the request does not end is refused.
 func TestUpgradeInTheMiddleOfARequestIsRefused(t *testing.T) {
-	f := newFake()
-	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+	r, at := published(t, hijack(t, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
 		_, _ = io.WriteString(conn, switching)
 		_, _ = io.Copy(io.Discard, rw)
-	})
-	r, at, _ := serve(t, f, func(o *Options) { o.HeaderTimeout = time.Second }) // also for the head
+	}), func(o *Options) { o.HeaderTimeout = time.Second }) // also for the head
 	conn := dial(t, at)
 	_, _ = io.WriteString(conn, upgradePost+"Content-Length: 9\r\n\r\nx")
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -164,14 +140,10 @@ func TestUpgradeInTheMiddleOfARequestIsRefused(t *testing.T) {
 // A request is passed on without its wish to upgrade where its body is chunked, as nobody tells
 // when all of it has been sent, and of HTTP/1.0, which has no upgrades.
 func TestRequestsThatDoNotUpgrade(t *testing.T) {
-	f := newFake()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	_, at := published(t, func(w http.ResponseWriter, q *http.Request) {
 		b, err := io.ReadAll(q.Body)
 		fmt.Fprint(w, string(b), err, q.Header["Upgrade"], q.Header["Connection"])
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 80, s.Listener.Addr().String())
-	_, at, _ := serve(t, f, nil)
+	})
 	for request, want := range map[string]string{
 		upgradePost + "Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n": "body<nil> [] [close]",
 		strings.Replace(upgrade, "HTTP/1.1", "HTTP/1.0", 1):                      "<nil> [] [close]",
@@ -191,12 +163,10 @@ func TestUpgradeUnasked(t *testing.T) {
 		"GET / HTTP/1.1\r\nHost: web.localhost\r\n\r\n",
 		upgradePost + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1\r\nx\r\n", 1<<17),
 	} {
-		f := newFake()
-		hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+		_, at := published(t, hijack(t, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
 			_, _ = io.WriteString(conn, switching)
 			_, _ = io.Copy(io.Discard, rw)
-		})
-		_, at, _ := serve(t, f, nil)
+		}))
 		conn := dial(t, at)
 		sent := make(chan struct{})
 		go func() {
@@ -225,15 +195,13 @@ func tried(at fmt.Stringer) error {
 
 // The end of one direction of an upgraded connection leaves the other open.
 func TestUpgradeHalfClose(t *testing.T) {
-	f := newFake()
 	got := make(chan string, 1)
-	hijacking(t, f, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
+	_, at := published(t, hijack(t, func(conn *net.TCPConn, rw *bufio.ReadWriter) {
 		_, _ = io.WriteString(conn, switching+"bye")
 		_ = conn.CloseWrite()
 		b, err := io.ReadAll(rw)
 		got <- fmt.Sprint(len(b), err)
-	})
-	_, at, _ := serve(t, f, nil)
+	}))
 	conn := dial(t, at)
 	_, _ = io.WriteString(conn, upgrade)
 	b, err := io.ReadAll(conn)
@@ -256,15 +224,13 @@ func TestUpgradeHalfClose(t *testing.T) {
 
 // The reset of a server that has sent its end reaches a client that sends nothing.
 func TestUpgradedServerIsResetAfterItsEnd(t *testing.T) {
-	f := newFake()
 	proceed := make(chan struct{})
-	hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
+	r, at := published(t, hijack(t, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
 		_, _ = io.WriteString(conn, switching)
 		_ = conn.CloseWrite()
 		<-proceed
 		_ = conn.SetLinger(0)
-	})
-	r, at, _ := serve(t, f, nil)
+	}))
 	conn := dial(t, at)
 	_, _ = io.WriteString(conn, upgrade)
 	if b, err := io.ReadAll(conn); err != nil || string(b) != switching {
@@ -361,7 +327,7 @@ func TestSilentConnectionsMakeRoom(t *testing.T) {
 	}
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("TLS %v", secure), func(t *testing.T) {
-			r, at, atTLS := serve(t, newFake(), nil)
+			r, at, atTLS := serve(t, newFake())
 			open := &r.open[0]
 			if secure {
 				at, open = atTLS, &r.open[1]
@@ -413,14 +379,12 @@ func TestTruncatedConnections(t *testing.T) {
 		"upgraded":                     {upgrade, switching + "half"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFake()
 			proceed := make(chan struct{})
-			hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
+			_, at := published(t, hijack(t, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
 				_, _ = io.WriteString(conn, c.answer)
 				<-proceed
 				_ = conn.SetLinger(0)
-			})
-			_, at, _ := serve(t, f, nil)
+			}))
 			conn := dial(t, at)
 			_, _ = io.WriteString(conn, c.request)
 			r := bufio.NewReader(conn)
@@ -452,9 +416,7 @@ func TestWholeConnections(t *testing.T) {
 		"close":    {"GET / HTTP/1.1\r\nHost: web.localhost\r\nConnection: close\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\nwhole", "5\r\nwhole\r\n0\r\n\r\n"},
 		"refused":  {"GET / HTTP/1.0\r\nHost: none.localhost\r\n\r\n", "", "Nothing"},
 	} {
-		f := newFake()
-		hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) { _, _ = io.WriteString(conn, c[1]) })
-		_, at, _ := serve(t, f, nil)
+		_, at := published(t, hijack(t, func(conn *net.TCPConn, _ *bufio.ReadWriter) { _, _ = io.WriteString(conn, c[1]) }))
 		conn := dial(t, at)
 		_, _ = io.WriteString(conn, c[0])
 		b, err := io.ReadAll(conn)
@@ -473,7 +435,7 @@ func TestEndOfNamesCutsAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFake()
 			full := make(chan struct{})
-			hijacking(t, f, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
+			f.serve(t, hijack(t, func(conn *net.TCPConn, _ *bufio.ReadWriter) {
 				_, err := io.WriteString(conn, c[1])
 				for b := make([]byte, 1<<20); err == nil; {
 					_ = conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
@@ -481,7 +443,7 @@ func TestEndOfNamesCutsAnswers(t *testing.T) {
 				}
 				close(full)
 				_, _ = io.Copy(io.Discard, conn) // until it ends
-			})
+			}))
 			r := New(Options{Host: f, Domain: "localhost", Logger: slog.New(slog.DiscardHandler)})
 			ln, err := net.Listen("tcp4", "127.0.0.1:0")
 			if err != nil {

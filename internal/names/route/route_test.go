@@ -29,6 +29,8 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
+	"github.com/fairlead/fairlead/internal/testkit/output"
+	freeports "github.com/fairlead/fairlead/internal/testkit/ports"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
@@ -117,14 +119,14 @@ func (f *fake) Carry(ctx context.Context, conn net.Conn, first []byte, r host.Re
 }
 
 // serve runs a router with one listener of each kind, and returns their addresses.
-func serve(t *testing.T, f *fake, change func(*Options)) (r *Router, web, secure netip.AddrPort) {
+func serve(t *testing.T, f *fake, change ...func(*Options)) (r *Router, web, secure netip.AddrPort) {
 	t.Helper()
 	opt := Options{
 		Host: f, Domain: names.Local, Logger: slog.New(slog.DiscardHandler),
 		HTTP: []netip.AddrPort{free(t)}, TLS: []netip.AddrPort{free(t)}, HeaderTimeout: wait.Limit(),
 	}
-	if change != nil {
-		change(&opt)
+	for _, f := range change {
+		f(&opt)
 	}
 	r = New(opt)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -143,23 +145,10 @@ func serve(t *testing.T, f *fake, change func(*Options)) (r *Router, web, secure
 	return r, opt.HTTP[0], secure
 }
 
-// given are the addresses that free has returned: the system may offer one again.
-var given sync.Map
-
 // free returns a free address.
 func free(t *testing.T) netip.AddrPort {
 	t.Helper()
-	for {
-		ln, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := addrPort(ln.Addr())
-		_ = ln.Close()
-		if _, again := given.LoadOrStore(at, true); !again {
-			return at
-		}
-	}
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), freeports.Free(t))
 }
 
 // client connects to an address whatever the URL says.
@@ -170,6 +159,34 @@ func client(t *testing.T, to netip.AddrPort) *http.Client {
 	}, DisableCompression: true}
 	t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr, Timeout: wait.Limit(), CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// dial connects to a listener.
+func dial(t *testing.T, at fmt.Stringer) *net.TCPConn {
+	t.Helper()
+	conn, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+	return conn.(*net.TCPConn)
+}
+
+// published publishes a server of HTTP as web.localhost, and returns the router and its listener.
+func published(t *testing.T, serves http.HandlerFunc, change ...func(*Options)) (r *Router, web netip.AddrPort) {
+	t.Helper()
+	f := newFake()
+	f.serve(t, serves)
+	r, web, _ = serve(t, f, change...)
+	return r, web
+}
+
+// serve publishes a server of HTTP as web.localhost.
+func (f *fake) serve(t *testing.T, serves http.HandlerFunc) {
+	s := httptest.NewServer(serves)
+	t.Cleanup(s.Close)
+	f.put("vm", "web", 80, s.Listener.Addr().String())
 }
 
 func get(t *testing.T, c *http.Client, url string) (code int, body string, h http.Header) {
@@ -223,12 +240,8 @@ func TestEachRequestIsLedByItsHost(t *testing.T) {
 	p, _ := f.View().Get(evil)
 	p.Owner.Labels = map[string]string{"com.docker.compose.project": "away", "com.docker.compose.service": "page"}
 	f.set(p)
-	_, at, _ := serve(t, f, nil)
-	conn, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	_, at, _ := serve(t, f)
+	conn := dial(t, at)
 	r := bufio.NewReader(conn)
 	for _, c := range []struct{ host, path, want string }{
 		{"web.localhost:8000", "/a%2Fb//c?x=;%zz&y", "web web.localhost:8000 /a%2Fb//c?x=;%zz&y"},
@@ -254,7 +267,7 @@ func TestEachRequestIsLedByItsHost(t *testing.T) {
 }
 
 func TestURL(t *testing.T) {
-	r, web, _ := serve(t, newFake(), nil)
+	r, web, _ := serve(t, newFake())
 	if got, want := r.URL("web.localhost", 80), fmt.Sprintf("http://web.localhost:%d", web.Port()); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
@@ -330,7 +343,7 @@ func TestURLLeadsToTheListener(t *testing.T) {
 func TestForeignNamesLearnNothing(t *testing.T) {
 	f := newFake()
 	f.put("vm", "secret-name", 8080, server(t, "web"))
-	r, at, _ := serve(t, f, nil)
+	r, at, _ := serve(t, f)
 	c := client(t, at)
 	for url, want := range map[string]int{
 		"http://evil.example/": 421, "http://evil.example/names.json": 421, "http://10.0.0.1/": 421, "http://localhost.evil.example/": 421,
@@ -365,11 +378,7 @@ func TestForeignNamesLearnNothing(t *testing.T) {
 	if n := r.Stats().Results["foreign"]; n != 4 {
 		t.Errorf("%d foreign", n)
 	}
-	conn, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := dial(t, at)
 	fmt.Fprintf(conn, "CONNECT secret-name.localhost:80 HTTP/1.1\r\nHost: secret-name.localhost:80\r\n\r\n")
 	if code, body := answer(t, bufio.NewReader(conn)); code != 405 {
 		t.Errorf("CONNECT: %d %q", code, body)
@@ -400,7 +409,7 @@ func TestPageEscapesNames(t *testing.T) {
 	f := newFake()
 	f.put("vm", `<script>alert(1)</script>"&'`, 8080, "")
 	f.put(`<b>"guest`, "a", 8081, "")
-	_, at, _ := serve(t, f, nil)
+	_, at, _ := serve(t, f)
 	_, body, _ := get(t, client(t, at), "http://localhost/")
 	for _, bad := range []string{"<script", "<b>", `"&'`} {
 		if strings.Contains(body, bad) {
@@ -420,7 +429,7 @@ func TestURLOfTLS(t *testing.T) {
 	f.put("dev", "secure", 443, "")
 	f.put("build", "two", 443, "")
 	f.put("build", "two", 8080, "")
-	r, at, secure := serve(t, f, nil)
+	r, at, secure := serve(t, f)
 	if got, want := r.URL("both.localhost", 443), fmt.Sprintf("https://both.localhost:%d", secure.Port()); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
@@ -458,7 +467,7 @@ func TestURLOfTLS(t *testing.T) {
 func TestNamesFollowPublications(t *testing.T) {
 	f := newFake()
 	one := f.put("vm", "web", 8080, server(t, "one"))
-	_, at, _ := serve(t, f, nil)
+	_, at, _ := serve(t, f)
 	c := client(t, at)
 	wants := func(what, text string, code int) {
 		t.Helper()
@@ -495,9 +504,8 @@ func TestNamesFollowPublications(t *testing.T) {
 
 // Headers pass as they came, in both directions.
 func TestHeadersPass(t *testing.T) {
-	f := newFake()
 	got := make(chan http.Header, 1)
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	_, at := published(t, func(w http.ResponseWriter, q *http.Request) {
 		_, _ = io.Copy(io.Discard, q.Body)
 		h := q.Header.Clone()
 		h["Trailer-Got"] = q.Trailer["X-Sum"]
@@ -506,10 +514,7 @@ func TestHeadersPass(t *testing.T) {
 		w.Header().Set("Set-Cookie", "a=b")
 		w.WriteHeader(http.StatusTeapot)
 		w.Header().Set("X-End", "yes")
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 8080, s.Listener.Addr().String())
-	_, at, _ := serve(t, f, nil)
+	})
 	q, _ := http.NewRequest("POST", "http://web.localhost/", io.NopCloser(strings.NewReader("body")))
 	q.Trailer = http.Header{"X-Sum": {"1"}}
 	for h, v := range map[string]string{"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https", "Forwarded": "for=x", "Cookie": "c=d", "Te": "trailers", "Accept-Encoding": "zstd"} {
@@ -535,21 +540,12 @@ func TestHeadersPass(t *testing.T) {
 
 // Trailers pass, whether or not a header has announced them.
 func TestTrailersPass(t *testing.T) {
-	f := newFake()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	_, at := published(t, func(w http.ResponseWriter, q *http.Request) {
 		_, err := io.Copy(io.Discard, q.Body)
 		fmt.Fprint(w, q.Trailer["X-Sum"], q.Trailer["X-More"], err)
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 80, s.Listener.Addr().String())
-	_, at, _ := serve(t, f, nil)
+	})
 	for _, announced := range []string{"", "Trailer: X-Sum\r\n", "Trailer: X-Sum, X-More\r\n"} {
-		conn, err := net.Dial("tcp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+		conn := dial(t, at)
 		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nTransfer-Encoding: chunked\r\n%s\r\n1\r\nx\r\n0\r\nX-Sum: 1\r\nX-More: 2\r\n\r\n", announced)
 		if code, body := answer(t, bufio.NewReader(conn)); body != "[1] [2] <nil>" {
 			t.Errorf("%q: %d %q", announced, code, body)
@@ -576,13 +572,8 @@ func TestAnswerBeforeTheEndOfTheBody(t *testing.T) {
 	}))
 	defer echo.Close()
 	f.put("vm", "web", 80, echo.Listener.Addr().String())
-	_, web, _ := serve(t, f, nil)
-	conn, err := net.Dial("tcp", web.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+	_, web, _ := serve(t, f)
+	conn := dial(t, web)
 	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nContent-Length: %d\r\n\r\n%s", 3*len(part), part)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
@@ -605,8 +596,7 @@ func TestAnswerBeforeTheEndOfTheBody(t *testing.T) {
 
 // Events arrive while the answer goes on, and an upgraded connection moves both ways.
 func TestStreamsAndUpgrades(t *testing.T) {
-	f := newFake()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	_, at := published(t, func(w http.ResponseWriter, q *http.Request) {
 		if q.Header.Get("Upgrade") == "" {
 			_, _ = io.WriteString(w, "data: first\n\n")
 			w.(http.Flusher).Flush()
@@ -621,10 +611,7 @@ func TestStreamsAndUpgrades(t *testing.T) {
 		defer conn.Close()
 		_, _ = conn.Write([]byte("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"))
 		_, _ = io.Copy(conn, rw)
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 8080, s.Listener.Addr().String())
-	_, at, _ := serve(t, f, nil)
+	})
 	resp, err := client(t, at).Get("http://web.localhost/")
 	if err != nil {
 		t.Fatal(err)
@@ -635,11 +622,7 @@ func TestStreamsAndUpgrades(t *testing.T) {
 	}
 	_ = resp.Body.Close()
 
-	conn, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := dial(t, at)
 	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: web.localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 	r := bufio.NewReader(conn)
 	if code, body := answer(t, r); code != 101 {
@@ -655,15 +638,11 @@ func TestStreamsAndUpgrades(t *testing.T) {
 
 // An answer that breaks off never looks complete.
 func TestTruncatedAnswer(t *testing.T) {
-	f := newFake()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	_, at := published(t, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "half")
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 8080, s.Listener.Addr().String())
-	_, at, _ := serve(t, f, nil)
+	})
 	resp, err := client(t, at).Get("http://web.localhost/")
 	if err != nil {
 		t.Fatal(err)
@@ -678,15 +657,11 @@ func TestTruncatedAnswer(t *testing.T) {
 func TestSlowHeads(t *testing.T) {
 	f := newFake()
 	f.put("vm", "web", 8080, server(t, "web"))
-	r, at, secure := serve(t, f, nil)
+	r, at, secure := serve(t, f)
 	first := make(map[netip.AddrPort]net.Conn)
 	for _, to := range []netip.AddrPort{at, secure} {
 		for i := range maxSilent + 10 {
-			conn, err := net.Dial("tcp", to.String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
+			conn := dial(t, to)
 			_, _ = conn.Write([]byte("G\x03"[i%2 : i%2+1]))
 			if i == 0 {
 				first[to] = conn
@@ -697,7 +672,6 @@ func TestSlowHeads(t *testing.T) {
 		t.Errorf("beside slow heads: %d", code)
 	}
 	for to, conn := range first {
-		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
 		if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("the oldest at %s is open", to)
 		}
@@ -718,12 +692,7 @@ func TestHeaderTimeout(t *testing.T) {
 	f := newFake()
 	_, at, secure := serve(t, f, func(o *Options) { o.HeaderTimeout = time.Millisecond })
 	for _, to := range []netip.AddrPort{at, secure} {
-		conn, err := net.Dial("tcp", to.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
+		conn := dial(t, to)
 		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: %v, want its end", to, err)
 		}
@@ -742,7 +711,7 @@ func TestLongAnswerHeads(t *testing.T) {
 		t.Cleanup(s.Close)
 		f.put("vm", fmt.Sprintf("web%d", i), 8080+uint16(i), s.Listener.Addr().String())
 	}
-	r, at, _ := serve(t, f, nil)
+	r, at, _ := serve(t, f)
 	for name, want := range map[string]int{"web0": http.StatusOK, "web1": http.StatusBadGateway} {
 		if code, body, _ := get(t, client(t, at), "http://"+name+".localhost/"); code != want {
 			t.Errorf("%s: %d %q, want %d", name, code, body, want)
@@ -785,7 +754,7 @@ func TestTLSIsLedByItsName(t *testing.T) {
 	f.put("build", "two", 443, address)
 	f.put("a", "twin", 443, address)
 	f.put("b", "twin", 443, address)
-	r, _, at := serve(t, f, nil)
+	r, _, at := serve(t, f)
 	ask := func(name string, wrap func(net.Conn) net.Conn) (string, error) {
 		raw, err := net.Dial("tcp", at.String())
 		if err != nil {
@@ -928,16 +897,12 @@ func TestListenerWaitsForItsAddress(t *testing.T) {
 // Large bodies arrive whole, in both directions.
 func TestLargeBodies(t *testing.T) {
 	const size = 8 << 20
-	f := newFake()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	_, at := published(t, func(w http.ResponseWriter, q *http.Request) {
 		n, err := io.Copy(w, q.Body)
 		if n != size || err != nil {
 			t.Errorf("got %d, %v", n, err)
 		}
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 8080, s.Listener.Addr().String())
-	_, at, _ := serve(t, f, nil)
+	})
 	resp, err := client(t, at).Post("http://web.localhost/", "", bytes.NewReader(bytes.Repeat([]byte("abcdefgh"), size/8)))
 	if err != nil {
 		t.Fatal(err)
@@ -950,14 +915,10 @@ func TestLargeBodies(t *testing.T) {
 
 // A header that the server does not send is not made up, whenever the body comes.
 func TestNoContentTypeIsGuessed(t *testing.T) {
-	f := newFake()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	_, at := published(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header()["Content-Type"] = nil
 		_, _ = io.WriteString(w, "<html>text</html>")
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 80, s.Listener.Addr().String())
-	_, at, _ := serve(t, f, nil)
+	})
 	for range 20 {
 		if _, _, h := get(t, client(t, at), "http://web.localhost/"); h["Content-Type"] != nil {
 			t.Fatalf("Content-Type %q", h["Content-Type"])
@@ -967,43 +928,18 @@ func TestNoContentTypeIsGuessed(t *testing.T) {
 
 // "OPTIONS *" is about a server, too, and is not answered for another one.
 func TestOptionsOfForeignNames(t *testing.T) {
-	_, at, _ := serve(t, newFake(), nil)
-	conn, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+	_, at, _ := serve(t, newFake())
+	conn := dial(t, at)
 	fmt.Fprint(conn, "OPTIONS * HTTP/1.1\r\nHost: evil.example\r\n\r\n")
 	if code, body := answer(t, bufio.NewReader(conn)); code != http.StatusMisdirectedRequest {
 		t.Errorf("%d %q", code, body)
 	}
 }
 
-// logged collects a log.
-type logged struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // unread serves a server that answers 401 and reads no body.
 func unread(t *testing.T, f *fake) {
 	t.Helper()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 80, s.Listener.Addr().String())
+	f.serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
 }
 
 // What remains of a body when the answer has ended is never taken for another request, and
@@ -1024,16 +960,11 @@ func TestAnswerToAnUnreadBody(t *testing.T) {
 				f := newFake()
 				unread(t, f)
 				f.refusal = c.refusal
-				var log logged
+				var log output.Buffer
 				_, at, _ := serve(t, f, func(o *Options) {
 					o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 				})
-				conn, err := net.Dial("tcp", at.String())
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+				conn := dial(t, at)
 				in := bufio.NewReader(conn)
 				fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\n%s\r\n\r\n", c.head)
 				if !late {
@@ -1077,14 +1008,9 @@ func TestAnsweredBodiesEnd(t *testing.T) {
 	for _, head := range []string{"Content-Length: 9", "Transfer-Encoding: chunked"} {
 		f := newFake()
 		unread(t, f)
-		_, at, _ := serve(t, f, nil)
-		conn, err := net.Dial("tcp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
+		_, at, _ := serve(t, f)
+		conn := dial(t, at)
 		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\n%s\r\n\r\n", head)
-		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
 		if b, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) || !strings.HasPrefix(string(b), "HTTP/1.1 401 ") {
 			t.Errorf("%s: %q, %v", head, b, err)
 		}
@@ -1094,24 +1020,15 @@ func TestAnsweredBodiesEnd(t *testing.T) {
 // The answer to an upload that is refused early reaches a client that reads only when it has
 // sent all.
 func TestEarlyAnswerToALargeBody(t *testing.T) {
-	f := newFake()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	_, at := published(t, func(w http.ResponseWriter, q *http.Request) {
 		c := http.NewResponseController(w)
 		_ = c.EnableFullDuplex()
 		w.Header().Set("Content-Length", "0")
 		w.WriteHeader(http.StatusUnauthorized)
 		_ = c.Flush()
 		_, _ = io.Copy(io.Discard, q.Body) // or its own end would be a reset
-	}))
-	t.Cleanup(s.Close)
-	f.put("vm", "web", 80, s.Listener.Addr().String())
-	_, at, _ := serve(t, f, nil)
-	conn, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(wait.Limit()))
+	})
+	conn := dial(t, at)
 	const size = 900 << 10
 	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: web.localhost\r\nContent-Length: %d\r\n\r\n", size)
 	if _, err := conn.Write(make([]byte, size)); err != nil {
@@ -1126,13 +1043,8 @@ func TestEarlyAnswerToALargeBody(t *testing.T) {
 func TestRefusedBodiesEnd(t *testing.T) {
 	_, at, _ := serve(t, newFake(), func(o *Options) { o.HeaderTimeout = 50 * time.Millisecond })
 	for _, name := range []string{"evil.example", "none.localhost", "localhost"} {
-		conn, err := net.Dial("tcp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
+		conn := dial(t, at)
 		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Length: 9\r\n\r\n", name)
-		_ = conn.SetReadDeadline(time.Now().Add(wait.Limit()))
 		if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: the connection is open", name)
 		}

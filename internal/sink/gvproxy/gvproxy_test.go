@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/fairlead/fairlead/internal/own"
 	"github.com/fairlead/fairlead/internal/port"
@@ -326,21 +327,6 @@ func TestEntriesOfKilledAgentAreTakenOver(t *testing.T) {
 	}
 }
 
-func TestPortStaysWhileWanted(t *testing.T) {
-	f := newForwarder(t)
-	rig := start(t, f)
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"), peertest.Pub(t, "tcp 192.168.127.2:80", "127.0.0.1:80"))
-	rig.WantState("tcp 0.0.0.0:80", port.Active)
-	rig.WantState("tcp 192.168.127.2:80", port.Conflict)
-	rig.Remove("tcp 0.0.0.0:80")
-	rig.WantState("tcp 192.168.127.2:80", port.Active)
-	if c := f.changes(); !slices.Equal(c, []string{"expose tcp/127.0.0.1:80"}) {
-		t.Errorf("calls: %q", c)
-	}
-	rig.Remove("tcp 192.168.127.2:80")
-	f.want()
-}
-
 func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f, bridges, func(o *Options) { o.URLs = []string{"http://" + f.address + "?guest=127.0.1.2"} })
@@ -400,16 +386,6 @@ func TestRefusedWildcardIsTriedWhenItIsAlone(t *testing.T) {
 	rig.WantState("tcp 0.0.0.0:80", port.Active)
 }
 
-func TestWiderHostAddressReplacesNarrowOne(t *testing.T) {
-	f := newForwarder(t)
-	rig := start(t, f)
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "127.0.0.1:80"))
-	f.want("tcp/127.0.0.1:80 to 192.168.127.2:80")
-	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:80", "0.0.0.0:80"))
-	f.want("tcp/0.0.0.0:80 to 192.168.127.2:80")
-	rig.WantState("tcp 0.0.0.0:80", port.Active)
-}
-
 func TestUnreachablePublicationFails(t *testing.T) {
 	f := newForwarder(t)
 	rig := start(t, f)
@@ -432,25 +408,6 @@ func TestFirstWorkingURLIsUsed(t *testing.T) {
 	})
 	rig.Put(peertest.Pub(t, "tcp 0.0.0.0:8080", "127.0.0.1:8080"))
 	f.want("tcp/127.0.0.1:8080 to 192.168.127.2:8080")
-}
-
-func TestHundredsOfPorts(t *testing.T) {
-	f := newForwarder(t)
-	rig := start(t, f)
-	const n = 500
-	var pubs []port.Publication
-	for i := range n {
-		pubs = append(pubs, peertest.Pub(t, fmt.Sprintf("tcp 0.0.0.0:%d", 10000+i), fmt.Sprintf("127.0.0.1:%d", 10000+i)))
-	}
-	rig.Put(pubs...)
-	wait.Until(t, "all are exposed", func() error {
-		if got := len(f.state()); got != n {
-			return fmt.Errorf("%d of %d", got, n)
-		}
-		return nil
-	})
-	rig.Stop()
-	f.want()
 }
 
 func TestInvalidURLs(t *testing.T) {
@@ -533,4 +490,35 @@ func TestUnreachablePublicationGetsABridge(t *testing.T) {
 	for _, a := range at {
 		wait.Until(t, "the bridge "+a+" is closed", func() error { return probe.WantClosed(probe.At(a)) })
 	}
+}
+
+// The peer's list of forwards, and its errors: an entry that is understood is one address
+// and port, which the peer is asked to remove by the same words.
+func FuzzForwards(f *testing.F) {
+	f.Add([]byte(`[{"local":"127.0.0.1:8080","remote":"192.168.127.2:8080","protocol":"tcp"},{"local":":53","protocol":"udp"}]`))
+	f.Add([]byte(`[{"local":"/tmp/podman.sock","remote":"ssh-tunnel://root@192.168.127.2:22","protocol":"unix"}]`))
+	f.Add([]byte(`[{"local":"[::]:80","protocol":"tcp"},{"local":"localhost:1","protocol":"tcp"},{"local":"[fe80::1%eth0]:1","protocol":"tcp"}]`))
+	f.Add([]byte("proxy already running\nlisten tcp 127.0.0.1:80: bind: address already in use"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if line := firstLine(b); len(line) > 203 || strings.ContainsAny(line, "\x00\r\n\x1b\x7f") || !utf8.ValidString(line) {
+			t.Errorf("line %q", line)
+		}
+		all, err := decodeForwards(b)
+		if err != nil {
+			return
+		}
+		for _, e := range all {
+			target, ok := parse(e)
+			if !ok {
+				continue
+			}
+			if target.Host.Is4In6() {
+				t.Errorf("%+v is %+v", e, target)
+			}
+			again, ok := parse(forward{Local: target.AddrPort().String(), Protocol: target.Protocol.String()})
+			if !ok || again != target {
+				t.Errorf("%+v is %+v, read again as %+v", e, target, again)
+			}
+		}
+	})
 }

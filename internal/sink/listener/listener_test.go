@@ -545,48 +545,6 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	})
 }
 
-// A socket of one publication serves all of its owner, and needs no placeholder.
-func TestServerServesAllPublicationsOfItsOwner(t *testing.T) {
-	run(t, Options{}, func(g *rig) {
-		ps := owned(web, socket(nat("0.0.0.0:80"), port.Reason{}, "127.0.0.1:80"), nat("127.0.0.1:80", "10.0.0.1:80"))
-		g.put(ps...)
-		g.wait(time.Second)
-		g.wantOpen("a server is there")
-		for _, p := range ps {
-			g.wantOutcome("a server is there", p, "active 127.0.0.1:80")
-		}
-	})
-}
-
-func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
-	exact, other := nat("127.0.0.1:53", "10.0.0.1:53"), nat("127.0.0.53:53", "10.0.0.2:53")
-	for _, order := range [][]port.Publication{{exact, other}, {other, exact}} {
-		run(t, Options{}, func(g *rig) {
-			for _, p := range order {
-				g.put(p)
-				g.wait(time.Second)
-			}
-			g.wantOutcome("both", exact, "active 127.0.0.1:53")
-			g.wantOutcome("both", other, "conflict 127.0.0.1:53 127.0.0.1:53 is held by tcp 127.0.0.1:53")
-		})
-	}
-}
-
-// Of several winners that overlap, the reason always names the same.
-func TestReasonOfAConflictIsStable(t *testing.T) {
-	run(t, Options{}, func(g *rig) {
-		all := nat("0.0.0.0:80", "10.0.0.1:80")
-		all.Decision.Host = []netip.AddrPort{ap("0.0.0.0:80")}
-		one, two := nat("127.0.0.1:79", "10.0.0.2:79"), nat("127.0.0.1:78", "10.0.0.3:78")
-		one.Decision.Host, two.Decision.Host = []netip.AddrPort{ap("127.0.0.1:80")}, []netip.AddrPort{ap("127.0.0.2:80")}
-		g.put(all, one, two)
-		for range 50 {
-			g.put(all)
-			g.wantOutcome("all", all, "conflict 0.0.0.0:80 127.0.0.2:80 is held by tcp 127.0.0.1:78")
-		}
-	})
-}
-
 func TestFlowOutlivesItsPublicationUnlessDenied(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:80", "10.0.0.1:80")

@@ -5,7 +5,6 @@ package peer
 import (
 	"math/rand/v2"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -93,20 +92,6 @@ func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
 	for k, o := range w.book.Outcomes() {
 		if want := k.Address.String() != "10.0.0.3"; (o[0].State == port.Failed) != want {
 			t.Errorf("%s: %+v", k, o)
-		}
-	}
-}
-
-func TestExactLoopbackPrecedesOtherLoopbackAddresses(t *testing.T) {
-	exact, other := pub(port.Owner{}, "127.0.0.1:53", "127.0.0.1:53"), pub(port.Owner{}, "127.0.0.53:53", "127.0.0.1:53")
-	for _, order := range [][]port.Publication{{exact, other}, {other, exact}} {
-		w := newWanted()
-		for _, p := range order {
-			w.put(p)
-		}
-		out := w.settle()
-		if out[exact.Key][0].State != port.Active || !strings.Contains(out[other.Key][0].Reason.String(), exact.Key.String()) {
-			t.Errorf("outcomes: %+v", out)
 		}
 	}
 }

@@ -527,54 +527,43 @@ func TestSandbox(t *testing.T) {
 	}
 }
 
+// writeCNI writes results of containers by the names of their files, into a new directory.
+func writeCNI(t *testing.T, results map[string]string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, text := range results {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Addresses of one container are read, and those of all in one pass.
 func TestCNIAddresses(t *testing.T) {
-	dir := t.TempDir()
-	for name, text := range map[string]string{
+	dir := writeCNI(t, map[string]string{
 		"bridge-default-x-eth0":   `{"containerId":"default-x","result":{"ips":[{"address":"10.4.0.2/24"},{"address":"fd00::2/64"}]}}`,
 		"aaa-default-x-eth1":      `{"containerId":"default-x","result":{"ips":[{"address":"10.5.0.2/24"}]}}`,
 		"b-other-default-x-eth0":  `{"containerId":"other-default-x","result":{"ips":[{"address":"10.6.0.2/24"}]}}`,
 		"bridge-default-xy-eth0":  `broken, and somebody else's`,
 		"bridge-default-bad-eth0": `{`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := readCNI(dir, "default-x").addresses("default-x")
-	if err != nil || fmt.Sprint(got) != "[10.5.0.2 10.4.0.2 fd00::2]" {
-		t.Errorf("cniAddresses = %v, %v", got, err)
-	}
-	if got, err := readCNI(dir, "default-none").addresses("default-none"); len(got) > 0 || err != nil {
-		t.Errorf("cniAddresses of nobody = %v, %v", got, err)
-	}
-	if got, err := readCNI(dir+"/none", "").addresses("default-x"); len(got) > 0 || err != nil {
-		t.Errorf("cniAddresses of no directory = %v, %v", got, err)
-	}
-	if _, err := readCNI(dir, "default-bad").addresses("default-bad"); err == nil {
-		t.Error("a broken result is no error")
-	}
-}
-
-// All containers' addresses are read in one pass.
-func TestCNIResultsOfAll(t *testing.T) {
-	dir := t.TempDir()
-	for name, text := range map[string]string{
-		"bridge-default-x-eth0":   `{"containerId":"default-x","result":{"ips":[{"address":"10.4.0.2/24"}]}}`,
-		"bridge-default-y-eth0":   `{"containerId":"default-y","result":{"ips":[{"address":"10.4.0.3/24"}]}}`,
-		"bridge-default-bad-eth0": `{`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
 	all := readCNI(dir, "")
-	for id, want := range map[string]string{"default-x": "[10.4.0.2]", "default-y": "[10.4.0.3]", "default-z": "[]"} {
-		if got, err := all.addresses(id); fmt.Sprint(got) != want || err != nil {
+	for id, want := range map[string]string{"default-x": "[10.5.0.2 10.4.0.2 fd00::2]", "other-default-x": "[10.6.0.2]", "default-none": "[]"} {
+		if got, err := readCNI(dir, id).addresses(id); fmt.Sprint(got) != want || err != nil {
 			t.Errorf("addresses of %s = %v, %v, want %s", id, got, err, want)
 		}
+		if got, err := all.addresses(id); fmt.Sprint(got) != want || err != nil {
+			t.Errorf("of all, addresses of %s = %v, %v, want %s", id, got, err, want)
+		}
 	}
-	if _, err := all.addresses("default-bad"); err == nil {
-		t.Error("a broken result is no error")
+	for name, results := range map[string]cniResults{"alone": readCNI(dir, "default-bad"), "of all": all} {
+		if _, err := results.addresses("default-bad"); err == nil {
+			t.Errorf("%s: a broken result is no error", name)
+		}
+	}
+	if got, err := readCNI(dir+"/none", "").addresses("default-x"); len(got) > 0 || err != nil {
+		t.Errorf("addresses of no directory = %v, %v", got, err)
 	}
 }
 
@@ -590,13 +579,11 @@ func TestStoppedContainerIsNamed(t *testing.T) {
 	e.status["default/y"] = taskapi.Status_STOPPED
 	e.status["default/z"] = taskapi.Status_UNKNOWN
 	e.mu.Unlock()
-	dir := t.TempDir()
+	results := make(map[string]string)
 	for id, addr := range map[string]string{"x": "10.4.0.2", "y": "10.4.0.3", "z": "10.4.0.4"} {
-		text := `{"containerId":"default-` + id + `","result":{"ips":[{"address":"` + addr + `/24"}]}}`
-		if err := os.WriteFile(filepath.Join(dir, "bridge-default-"+id+"-eth0"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		results["bridge-default-"+id+"-eth0"] = `{"containerId":"default-` + id + `","result":{"ips":[{"address":"` + addr + `/24"}]}}`
 	}
+	dir := writeCNI(t, results)
 	s := source(t, e, Options{CNIResults: dir})
 	f := enginetest.Run(t, s)
 	enginetest.WantKeys(t, f)
@@ -739,4 +726,90 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func FuzzEvent(f *testing.F) {
+	for topic, m := range map[string]proto.Message{
+		taskStart: &eventtypes.TaskStart{ContainerID: "web", Pid: 7}, taskExit: &eventtypes.TaskExit{ContainerID: "web", ID: "web"},
+		taskDelete: &eventtypes.TaskDelete{ContainerID: "web", ID: "exec"}, containerUpdate: &eventtypes.ContainerUpdate{ID: "web"},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add("default", topic, b)
+	}
+	fetch := new(fetcher)
+	f.Fuzz(func(t *testing.T, namespace, topic string, b []byte) {
+		ev, ok := fetch.eventOf(&apitypes.Envelope{Namespace: namespace, Topic: topic, Event: &anypb.Any{Value: b}})
+		if ok && (!strings.HasPrefix(ev.ID, namespace+"/") || len(ev.ID) == len(namespace)+1) {
+			t.Errorf("event %+v in %q", ev, namespace)
+		}
+	})
+}
+
+func TestRefusedAddresses(t *testing.T) {
+	enginetest.RefusedAddresses(t, hanging(t), engine.ErrAbsent, engine.ErrRefused, connectError(t))
+}
+
+func TestConnectionIsTraced(t *testing.T) {
+	enginetest.ConnectionIsTraced(t, hanging(t), connectError(t))
+}
+
+// hanging returns the socket of an engine that does not answer.
+func hanging(t *testing.T) string {
+	e := newFake(t)
+	e.hang["Version"] = true
+	return e.socket
+}
+
+// connectError returns a function that returns why no engine at sockets answers.
+func connectError(t *testing.T) func(ctx context.Context, paths ...string) error {
+	return func(ctx context.Context, paths ...string) error {
+		return source(t, nil, Options{Sockets: paths, Timeout: 50 * time.Millisecond}).session(ctx, nil, nil)
+	}
+}
+
+// The source waits for the sockets that are configured, and takes no other for
+// them. The incumbent waits for the default one, whatever is configured.
+func TestOnlyConfiguredSocketIsUsed(t *testing.T) {
+	decoy := newFake(t)
+	decoy.nerdctl("default/decoy", "decoy", `[{"HostPort":1,"ContainerPort":80,"Protocol":"tcp"}]`)
+	e := newFake(t)
+	e.nerdctl("default/web", "web", ports80)
+	e.stop() // not there yet
+	f := enginetest.Run(t, source(t, e, Options{Retry: engine.Retry{MaxDelay: time.Minute}}))
+	enginetest.WantKeys(t, f)
+	e.start()
+	enginetest.WantKeys(t, f, keys80...)
+	e.stop()
+	enginetest.WantStale(t, f, e.socket)
+	enginetest.WantKeys(t, f, keys80...)
+}
+
+// Of several that are configured the first that answers is taken.
+func TestFirstAnsweringSocketIsUsed(t *testing.T) {
+	e := newFake(t)
+	e.nerdctl("default/web", "web", ports80)
+	f := enginetest.Run(t, source(t, e, Options{Sockets: []string{filepath.Join(t.TempDir(), "none.sock"), e.socket}}))
+	enginetest.WantKeys(t, f, keys80...)
+}
+
+// One engine is followed; another one that listens is warned of, and nothing else.
+func TestSecondEngineIsWarnedOf(t *testing.T) {
+	first, second := newFake(t), newFake(t)
+	second.nerdctl("default/x", "web", ports80)
+	link := filepath.Join(t.TempDir(), "link.sock")
+	if err := os.Symlink(first.socket, link); err != nil {
+		t.Fatal(err)
+	}
+	f := enginetest.Run(t, source(t, nil, Options{
+		Sockets: []string{first.socket, link, filepath.Join(t.TempDir(), "none.sock"), enginetest.Leftover(t), second.socket},
+	}))
+	enginetest.WantWarning(t, f, second.socket)
+	f.Lock()
+	defer f.Unlock()
+	if len(f.Warnings) != 1 || len(f.Set) > 0 {
+		t.Errorf("warnings %q, set %v; want one warning", f.Warnings, f.Set)
+	}
 }

@@ -29,40 +29,46 @@ type supervised struct {
 
 var secret = port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}
 
-func newSupervised(t *testing.T) *supervised {
+// newRegistry returns a registry with the facts of a source, whose rules deny what has a name.
+func newRegistry(t *testing.T, facts *Table, denied string) *registry.Registry {
 	t.Helper()
-	deny, err := rules.New(rules.Loopback(), []rules.Rule{{Match: rules.Match{Name: "secret"}, Deny: true}})
+	deny, err := rules.New(rules.Loopback(), []rules.Rule{{Match: rules.Match{Name: denied}, Deny: true}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := registry.New(registry.Options{Rules: deny, Logger: slog.New(slog.DiscardHandler)})
+	r.AddFacts("docker", facts)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = r.Run(t.Context()) }()
+	t.Cleanup(func() { <-done })
+	return r
+}
+
+// sourceState returns the state of the source of newRegistry.
+func sourceState(r *registry.Registry) (state registry.SourceState) {
+	for _, source := range r.Sources().View().All() {
+		if source.Name == "docker" {
+			state = source.State
+		}
+	}
+	return state
+}
+
+func newSupervised(t *testing.T) *supervised {
+	t.Helper()
 	s := &supervised{wake: schedule.NewSignal()}
-	s.r = registry.New(registry.Options{Rules: deny, Logger: slog.New(slog.DiscardHandler)})
-	s.r.AddFacts("docker", &s.facts)
+	s.r = newRegistry(t, &s.facts, "secret")
 	s.feed, s.nat = s.r.Feed("docker"), s.r.Feed("nat")
 	s.nat.Replace(nil)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = s.r.Run(t.Context()) }()
-	t.Cleanup(func() { <-done })
 	return s
 }
 
 func (s *supervised) run(t *testing.T, d time.Duration, session Session) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	defer cancel()
-	_ = Supervisor{
-		Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: s.feed, Facts: &s.facts, Wake: s.wake, Withdraw: func() {},
-	}.Run(ctx, session)
+	_ = supervise(t, d, Supervisor{Feed: s.feed, Facts: &s.facts, Wake: s.wake}, session)
 }
 
-func (s *supervised) state() registry.SourceState {
-	for _, source := range s.r.Sources().View().All() {
-		if source.Name == "docker" {
-			return source.State
-		}
-	}
-	return ""
-}
+func (s *supervised) state() registry.SourceState { return sourceState(s.r) }
 
 // secretFact is of the container to which the NAT rule leads.
 func secretFact() Fact {

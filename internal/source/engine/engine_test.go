@@ -86,17 +86,28 @@ func (f *feed) has(id string) bool {
 
 var errGone = errors.New("gone")
 
+// supervise runs a supervisor of sessions for so long. What it lacks of Logger, Feed and Withdraw
+// it gets.
+func supervise(t *testing.T, lasts time.Duration, s Supervisor, session func(ctx context.Context, up func()) error) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	defer cancel()
+	s.Retry, s.Logger = s.Retry.WithDefaults(), slog.New(slog.DiscardHandler)
+	if s.Feed == nil {
+		s.Feed = &feed{}
+	}
+	if s.Withdraw == nil {
+		s.Withdraw = func() {}
+	}
+	return s.Run(ctx, session)
+}
+
 // Tries come ever less often, up to the maximum.
 func TestSupervisorBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var at []time.Duration
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		defer cancel()
-		err := Supervisor{
-			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{},
-			Withdraw: func() { t.Error("withdrawn though nothing was declared") },
-		}.Run(ctx, func(context.Context, func()) error {
+		err := supervise(t, 5*time.Minute, Supervisor{Withdraw: func() { t.Error("withdrawn though nothing was declared") }}, func(context.Context, func()) error {
 			at = append(at, time.Since(began))
 			return errGone
 		})
@@ -122,17 +133,12 @@ func TestSupervisorWakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wake := schedule.NewSignal()
 		tries := 0
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour+time.Minute)
-		defer cancel()
 		go func() {
 			time.Sleep(time.Hour)
 			wake.Notify()
 		}()
 		var woken time.Time
-		_ = Supervisor{
-			Retry:  Retry{MinDelay: 2 * time.Hour, MaxDelay: 2 * time.Hour}.WithDefaults(),
-			Logger: slog.New(slog.DiscardHandler), Feed: &feed{}, Wake: wake, Withdraw: func() {},
-		}.Run(ctx, func(context.Context, func()) error {
+		_ = supervise(t, time.Hour+time.Minute, Supervisor{Retry: Retry{MinDelay: 2 * time.Hour, MaxDelay: 2 * time.Hour}, Wake: wake}, func(context.Context, func()) error {
 			tries++
 			woken = time.Now()
 			return errGone
@@ -146,13 +152,9 @@ func TestSupervisorWakes(t *testing.T) {
 // While an engine that was lost may be starting again, it is tried every second.
 func TestSupervisorHurriesAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
 		var lost time.Time
 		var within, after int
-		_ = Supervisor{
-			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{}, Withdraw: func() {},
-		}.Run(ctx, func(ctx context.Context, up func()) error {
+		_ = supervise(t, time.Hour, Supervisor{}, func(ctx context.Context, up func()) error {
 			switch since := time.Since(lost); {
 			case lost.IsZero():
 				up()
@@ -181,13 +183,8 @@ func TestSupervisorGrace(t *testing.T) {
 		f := &feed{}
 		began := time.Now()
 		var withdrawn []time.Duration
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-		defer cancel()
 		session := 0
-		_ = Supervisor{
-			Retry: Retry{Grace: 30 * time.Second}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f,
-			Withdraw: func() { withdrawn = append(withdrawn, time.Since(began)) },
-		}.Run(ctx, func(ctx context.Context, up func()) error {
+		_ = supervise(t, 3*time.Minute, Supervisor{Retry: Retry{Grace: 30 * time.Second}, Feed: f, Withdraw: func() { withdrawn = append(withdrawn, time.Since(began)) }}, func(ctx context.Context, up func()) error {
 			if session++; session == 1 {
 				up()
 				time.Sleep(time.Minute)
@@ -206,12 +203,7 @@ func TestSupervisorGrace(t *testing.T) {
 // An engine that is back in time loses nothing.
 func TestSupervisorBackInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		_ = Supervisor{
-			Retry: Retry{Grace: 30 * time.Second}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{},
-			Withdraw: func() { t.Error("withdrawn though it was back in time") },
-		}.Run(ctx, func(ctx context.Context, up func()) error {
+		_ = supervise(t, time.Hour, Supervisor{Retry: Retry{Grace: 30 * time.Second}, Withdraw: func() { t.Error("withdrawn though it was back in time") }}, func(ctx context.Context, up func()) error {
 			up()
 			select {
 			case <-time.After(time.Minute):
@@ -226,12 +218,8 @@ func TestSupervisorBackInTime(t *testing.T) {
 func TestSupervisorAbsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &feed{}
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Minute) // before it is forgotten
-		defer cancel()
 		tries := 0
-		_ = Supervisor{
-			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f, Withdraw: func() {},
-		}.Run(ctx, func(ctx context.Context, up func()) error {
+		_ = supervise(t, 50*time.Minute /* before it is forgotten */, Supervisor{Feed: f}, func(ctx context.Context, up func()) error {
 			switch tries++; {
 			case tries < 10:
 				if len(f.stale) > 0 {
@@ -261,8 +249,6 @@ func TestSupervisorAbsent(t *testing.T) {
 func TestSupervisorIsIdleWithoutAnEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wake := schedule.NewSignal()
-		ctx, cancel := context.WithTimeout(t.Context(), 25*time.Hour)
-		defer cancel()
 		began := time.Now()
 		go func() {
 			time.Sleep(24 * time.Hour)
@@ -270,9 +256,7 @@ func TestSupervisorIsIdleWithoutAnEngine(t *testing.T) {
 		}()
 		var idle int
 		var ready []time.Duration
-		_ = Supervisor{
-			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{}, Wake: wake, Withdraw: func() {},
-		}.Run(ctx, func(ctx context.Context, up func()) error {
+		_ = supervise(t, 25*time.Hour, Supervisor{Wake: wake}, func(ctx context.Context, up func()) error {
 			if time.Since(began) < 24*time.Hour {
 				idle++
 				return fmt.Errorf("%w: no socket", ErrAbsent)
@@ -840,14 +824,8 @@ func TestLookOvertakenByDeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
 		e := &scripted{look: map[string]Object{"x": object("x")}, gate: map[string]chan struct{}{"x": gate}}
-		f := &feed{}
 		events := make(chan Event)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() {
-			var facts Table
-			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts, Host{}).Follow(ctx, e, Stream{Events: events}, time.Hour, func() {})
-		}()
+		f := followed(t, e, Stream{Events: events}, new(Table))
 		synctest.Wait()
 		events <- Event{ID: "x"}
 		synctest.Wait() // the look is under way, and has seen it alive
@@ -860,10 +838,6 @@ func TestLookOvertakenByDeath(t *testing.T) {
 		if f.has("x") {
 			t.Error("a dead container is still published")
 		}
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Follow = %v, want the context's error", err)
-		}
 	})
 }
 
@@ -872,13 +846,7 @@ func TestLookOvertakenByDeath(t *testing.T) {
 func TestUnsureContainerIsInspectedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &scripted{list: []Object{object("x"), object("y")}, look: map[string]Object{"x": object("x"), "y": object("y")}}
-		f := &feed{}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() {
-			var facts Table
-			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts, Host{}).Follow(ctx, e, Stream{}, time.Minute, func() {})
-		}()
+		f := followed(t, e, Stream{}, new(Table), time.Minute)
 		synctest.Wait()
 		set := func(x Object, running bool) {
 			e.mu.Lock()
@@ -901,10 +869,6 @@ func TestUnsureContainerIsInspectedAgain(t *testing.T) {
 		if f.has("x") || !f.has("y") {
 			t.Error("it ended unseen: nobody looked again")
 		}
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Follow = %v, want the context's error", err)
-		}
 	})
 }
 
@@ -913,13 +877,7 @@ func TestUnsureContainerIsInspectedAgain(t *testing.T) {
 func TestUnconfirmedSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &scripted{list: []Object{object("x")}}
-		f := &feed{}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() {
-			var facts Table
-			done <- NewSet(slog.New(slog.DiscardHandler), f, &facts, Host{}).Follow(ctx, e, Stream{Unconfirmed: true}, time.Hour, func() {})
-		}()
+		f := followed(t, e, Stream{Unconfirmed: true}, new(Table))
 		synctest.Wait()
 		if !f.has("x") {
 			t.Error("the first list is not applied")
@@ -931,10 +889,6 @@ func TestUnconfirmedSubscription(t *testing.T) {
 		synctest.Wait()
 		if f.has("x") {
 			t.Error("a container that ended without an event is published after the second list")
-		}
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Follow = %v, want the context's error", err)
 		}
 	})
 }
@@ -962,13 +916,13 @@ func TestForgedCgroupIsNotAttributed(t *testing.T) {
 	}
 }
 
-// followed runs Follow until the test ends.
-func followed(t *testing.T, e Engine, st Stream, facts *Table) *feed {
+// followed runs Follow until the test ends, with an audit each hour if nothing else is given.
+func followed(t *testing.T, e Engine, st Stream, facts *Table, audit ...time.Duration) *feed {
 	f := &feed{}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- NewSet(slog.New(slog.DiscardHandler), f, facts, Host{}).Follow(ctx, e, st, time.Hour, func() {})
+		done <- NewSet(slog.New(slog.DiscardHandler), f, facts, Host{}).Follow(ctx, e, st, append(audit, time.Hour)[0], func() {})
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -1112,12 +1066,8 @@ func TestRemovedEngineIsForgotten(t *testing.T) {
 	for _, grace := range []time.Duration{0, -1} {
 		synctest.Test(t, func(t *testing.T) {
 			f := &feed{}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-			defer cancel()
 			began, session, last := time.Now(), 0, time.Duration(0)
-			_ = Supervisor{
-				Retry: Retry{Grace: grace}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: f, Withdraw: func() {},
-			}.Run(ctx, func(_ context.Context, up func()) error {
+			_ = supervise(t, time.Hour, Supervisor{Retry: Retry{Grace: grace}, Feed: f}, func(_ context.Context, up func()) error {
 				if session++; session == 1 {
 					up()
 					return errGone
@@ -1137,12 +1087,8 @@ func TestRemovedEngineIsForgotten(t *testing.T) {
 // Sessions that end on purpose, one after the other, do not spin.
 func TestSessionsThatEndOnPurposeArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
 		n := 0
-		_ = Supervisor{
-			Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: &feed{}, Withdraw: func() {},
-		}.Run(ctx, func(_ context.Context, up func()) error {
+		_ = supervise(t, time.Minute, Supervisor{}, func(_ context.Context, up func()) error {
 			n++
 			up()
 			return ErrAgain

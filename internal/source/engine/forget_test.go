@@ -16,7 +16,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
-	"github.com/fairlead/fairlead/internal/rules"
 )
 
 // forgotten is an engine with a real registry, whose rules deny "secret*", and cgroups
@@ -31,17 +30,9 @@ type forgotten struct {
 
 func newForgotten(t *testing.T) *forgotten {
 	t.Helper()
-	deny, err := rules.New(rules.Loopback(), []rules.Rule{{Match: rules.Match{Name: "secret*"}, Deny: true}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	w := &forgotten{host: Host{Cgroup2: t.TempDir()}}
-	w.r = registry.New(registry.Options{Rules: deny, Logger: slog.New(slog.DiscardHandler)})
-	w.r.AddFacts("docker", &w.facts)
+	w.r = newRegistry(t, &w.facts, "secret*")
 	w.set = NewSet(slog.New(slog.DiscardHandler), w.r.Feed("docker"), &w.facts, w.host)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = w.r.Run(t.Context()) }()
-	t.Cleanup(func() { <-done })
 	return w
 }
 
@@ -78,13 +69,8 @@ func (w *forgotten) container(n int, name, id, path string) {
 // run follows an engine that is lost at once and leaves no trace, for a time.
 func (w *forgotten) run(t *testing.T, d time.Duration) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	defer cancel()
 	first := true
-	_ = Supervisor{
-		Retry: Retry{}.WithDefaults(), Logger: slog.New(slog.DiscardHandler), Feed: w.set.Feed,
-		Withdraw: w.set.Withdraw, Prune: w.set.Prune,
-	}.Run(ctx, func(_ context.Context, up func()) error {
+	_ = supervise(t, d, Supervisor{Feed: w.set.Feed, Withdraw: w.set.Withdraw, Prune: w.set.Prune}, func(_ context.Context, up func()) error {
 		if first {
 			first = false
 			w.set.Feed.Replace(nil)

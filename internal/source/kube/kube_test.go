@@ -13,7 +13,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -22,7 +21,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -852,48 +850,31 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Whoever asks for an owner may hold locks: nothing is read then.
+// Whoever asks for an owner may hold locks: nothing is read then. An error while the addresses are
+// read makes no pod's address one of this machine.
 func TestAddressesOfThisMachineAreReadBefore(t *testing.T) {
-	read := 0
-	var f facts
-	f.addrs = func() ([]net.Addr, error) {
-		read++
-		return []net.Addr{&net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}}, nil
-	}
-	own, pod := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.42.0.5")
-	f.Put("a", engine.Fact{Owner: port.Owner{Name: "web"}, Addresses: []netip.Addr{own, pod}})
-	if _, ok := f.ByAddress(pod); ok {
-		t.Error("an address that may be this machine's is a pod's")
-	}
-	f.readLocal()
-	f.readLocal()
-	for range 100 {
-		_, isOwn := f.ByAddress(own)
-		if _, isPod := f.ByAddress(pod); isOwn || !isPod {
-			t.Fatalf("the machine's own address: %v, the pod's: %v", isOwn, isPod)
-		}
-	}
-	if read != 1 {
-		t.Errorf("read %d times, want once", read)
-	}
-}
-
-// An error while the addresses are read makes no pod's address one of this machine.
-func TestAddressesOfThisMachineOutliveAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		own, pod := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.42.0.5")
-		var failure error
+		read, failure := 0, error(nil)
 		f := facts{addrs: func() ([]net.Addr, error) {
+			read++
 			return []net.Addr{&net.IPNet{IP: own.AsSlice(), Mask: net.CIDRMask(24, 32)}}, failure
 		}}
 		f.Put("a", engine.Fact{Owner: port.Owner{Name: "web"}, Addresses: []netip.Addr{own, pod}})
+		if _, ok := f.ByAddress(pod); ok {
+			t.Error("an address that may be this machine's is a pod's")
+		}
 		f.readLocal()
-		failure = errors.New("netlink: no buffer space")
-		time.Sleep(2 * localFor)
-		f.readLocal()
-		_, isOwn := f.ByAddress(own)
-		if _, isPod := f.ByAddress(pod); isOwn || !isPod {
-			t.Errorf("after an error, the machine's own address: %v, the pod's: %v", isOwn, isPod)
+		for want := 1; want <= 2; want++ {
+			f.readLocal()
+			for range 100 {
+				_, isOwn := f.ByAddress(own)
+				if _, isPod := f.ByAddress(pod); isOwn || !isPod || read != want {
+					t.Fatalf("the machine's own address: %v, the pod's: %v; read %d times, want %d", isOwn, isPod, read, want)
+				}
+			}
+			failure = errors.New("netlink: no buffer space")
+			time.Sleep(2 * localFor)
 		}
 	})
 }
@@ -994,19 +975,11 @@ func TestRefusedKubeconfigIsForgotten(t *testing.T) {
 	}
 }
 
-// A connection is noticed before the server answers.
 func TestConnectionIsTraced(t *testing.T) {
 	e := newFake(t)
 	e.hang["list services"], e.hang["list endpointslices"] = true, true
 	s := source(t, e, Options{Timeout: 50 * time.Millisecond})
-	var connected atomic.Bool
-	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{ConnectDone: func(_, _ string, err error) {
-		if err == nil {
-			connected.Store(true)
-		}
-	}})
-	err := s.session(ctx, newState(s.o.Logger, &enginetest.Feed{}, &s.facts), func() {})
-	if !connected.Load() {
-		t.Errorf("no connection was noticed in a session that ended by %v", err)
-	}
+	enginetest.ConnectionIsTraced(t, e.kubeconfig, func(ctx context.Context, _ ...string) error {
+		return s.session(ctx, newState(s.o.Logger, &enginetest.Feed{}, &s.facts), func() {})
+	})
 }

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -155,28 +156,26 @@ func TestAccessChecksWhoListens(t *testing.T) {
 
 // What a user's engine may send is read slowly after the first megabytes.
 func TestPace(t *testing.T) {
-	a, b := net.Pipe()
-	defer func() { _ = errors.Join(a.Close(), b.Close()) }()
-	go func() {
-		chunk := make([]byte, 64<<10)
-		for {
-			if _, err := a.Write(chunk); err != nil {
-				return
+	synctest.Test(t, func(t *testing.T) {
+		const first, lasts = 256 << 10, 10 * time.Second
+		a, b := net.Pipe()
+		go func() {
+			for _, err := a.Write(make([]byte, 64<<10)); err == nil; _, err = a.Write(make([]byte, 64<<10)) {
 			}
+		}()
+		p, got := &paced{Conn: b, left: first, at: time.Now()}, 0
+		for began, buf := time.Now(), make([]byte, 64<<10); time.Since(began) < lasts; {
+			n, err := p.Read(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got += n
 		}
-	}()
-	p, got := &paced{Conn: b, left: 256 << 10, at: time.Now()}, 0
-	began, buf := time.Now(), make([]byte, 64<<10)
-	for time.Since(began) < time.Second {
-		n, err := p.Read(buf)
-		if err != nil {
-			t.Fatal(err)
+		if most := first + int(lasts/time.Second)*rate; got < most/2 || got > most+(64<<10) {
+			t.Errorf("%d bytes in %v, want some %d", got, lasts, most)
 		}
-		got += n
-	}
-	if got > 256<<10+4*rate {
-		t.Errorf("%d bytes in %v, want some %d", got, time.Since(began), 256<<10+rate)
-	}
+		_ = errors.Join(a.Close(), b.Close())
+	})
 }
 
 // asUser runs f as a user, on a thread of its own.

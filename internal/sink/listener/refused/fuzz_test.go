@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 func FuzzDecode(f *testing.F) {
@@ -31,3 +32,5 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+func TestMain(m *testing.M) { leak.Main(m) }

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/nat/region"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 	"github.com/fairlead/fairlead/internal/testkit/natrules"
 )
 
@@ -696,33 +697,6 @@ func TestManyOwnAddresses(t *testing.T) {
 	}
 }
 
-func BenchmarkFirst(b *testing.B) {
-	for _, n := range []int{10, 1000, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s := bigSnapshot(n)
-			for b.Loop() {
-				compiled(s)
-			}
-		})
-	}
-}
-
-func BenchmarkChange(b *testing.B) {
-	for _, n := range []int{10, 1000, 10_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			c := compiled(bigSnapshot(n))
-			ch := c.tables[natrules.Table].chains["DOCKER"]
-			raw := natrules.Join(natrules.TCP(), natrules.Dport(80), natrules.DNAT("172.17.0.9", 80))
-			for b.Loop() {
-				c.insertRule(ch, len(ch.rules), 99_999, raw)
-				c.Commit()
-				c.removeRule(ch.rules[len(ch.rules)-1])
-				c.Commit()
-			}
-		})
-	}
-}
-
 // Docker excludes link-local sources of IPv6, which no connection to another address has.
 func TestSourcesOfThisMachine(t *testing.T) {
 	local := region.Addrs(true).None()
@@ -739,3 +713,5 @@ func TestSourcesOfThisMachine(t *testing.T) {
 		t.Error("with a link-local address alone, a source is known")
 	}
 }
+
+func TestMain(m *testing.M) { leak.Main(m) }

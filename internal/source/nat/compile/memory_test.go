@@ -4,7 +4,6 @@ package compile
 
 import (
 	"fmt"
-	"runtime"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
@@ -68,19 +67,4 @@ func TestMemoryAfterBurst(t *testing.T) {
 			}
 		})
 	}
-}
-
-// BenchmarkMemory shows the memory of a rule, beside that of its text.
-func BenchmarkMemory(b *testing.B) {
-	const n = 10_000
-	s := bigSnapshot(n)
-	var grown int64
-	for b.Loop() {
-		before := heap.Used()
-		c := compiled(s)
-		grown += heap.Used() - before
-		runtime.KeepAlive(c)
-	}
-	runtime.KeepAlive(s)
-	b.ReportMetric(float64(grown)/float64(b.N)/n, "B/rule")
 }

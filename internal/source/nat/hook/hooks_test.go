@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
+	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 // TestHooksExist finds the hooks of all methods in the object files.
@@ -24,3 +25,5 @@ func TestHooksExist(t *testing.T) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { leak.Main(m) }

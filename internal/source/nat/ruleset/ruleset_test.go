@@ -2,7 +2,11 @@
 
 package ruleset
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/fairlead/fairlead/internal/testkit/leak"
+)
 
 // FuzzXtables reads the binary data of the extensions of xtables.
 func FuzzXtables(f *testing.F) {
@@ -25,4 +29,21 @@ func FuzzXtables(f *testing.F) {
 		}
 		_ = Text(table, info)
 	})
+}
+
+func FuzzLegacyInfo(f *testing.F) {
+	f.Add(make([]byte, 84))
+	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = ParseLegacyInfo(b) })
+}
+
+func TestMain(m *testing.M) { leak.Main(m) }
+
+func TestDestroyedObjectsAreDeleted(t *testing.T) {
+	body := append([]byte{FamilyIP, 0, 0, 0}, AppendAttr(nil, 1, []byte("nat\x00"))...)
+	for typ, want := range map[uint8]uint8{26: MsgDelTable, 27: MsgDelChain, 28: MsgDelRule, 29: MsgDelSet, 30: MsgDelElem} {
+		m, err := ParseMessage(typ, 0, body)
+		if err != nil || m.Type != want || m.Table.Name != "nat" {
+			t.Errorf("type %d: %+v, %v", typ, m, err)
+		}
+	}
 }
