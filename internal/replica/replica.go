@@ -275,15 +275,14 @@ func (s *Session) seen(list []wire.Seen) error {
 
 // write sends what try leaves to it, until ctx ends.
 func (s *Session) write(ctx context.Context) error {
-	for {
+	for ctx.Err() == nil {
 		due, err := s.flush(ctx)
 		if err != nil {
 			return err
 		}
-		if schedule.Wait(ctx, due, s.wake) != nil {
-			return nil
-		}
+		_ = schedule.Wait(ctx, due, s.wake)
 	}
+	return nil
 }
 
 // flush sends all that there is, and returns when there is more to do.
@@ -300,7 +299,7 @@ func (s *Session) flush(ctx context.Context) (due time.Time, err error) {
 		frame, err := s.rest, error(nil)
 		if frame == nil {
 			s.state.Lock()
-			s.gather(now)
+			s.gather()
 			s.state.Unlock()
 			if frame, err = s.next(now); frame == nil && err == nil {
 				frame, err = s.nextPaced(now)
@@ -339,7 +338,7 @@ func (s *Session) try() {
 		return
 	}
 	now := time.Now()
-	s.gather(now)
+	s.gather()
 	s.state.Unlock()
 	rows := 0
 	for _, t := range s.senders {
@@ -371,7 +370,7 @@ func (s *Session) under() bool {
 }
 
 // gather takes what there is to send at once, unless a round is under way. state is held.
-func (s *Session) gather(now time.Time) {
+func (s *Session) gather() {
 	if s.under() || s.tail.Seen != nil || s.tail.Resync != "" {
 		return
 	}
@@ -380,7 +379,7 @@ func (s *Session) gather(now time.Time) {
 			continue
 		}
 		if _, ok := s.received[t.answers()]; t.ready() && (ok || t.answers() == "") {
-			t.begin(now)
+			t.begin()
 		}
 	}
 	s.tail.Resync, s.resync = s.resync, ""
@@ -421,7 +420,7 @@ func (s *Session) nextPaced(now time.Time) ([]byte, error) {
 			continue
 		}
 		if due := t.due(now); !t.under() && !due.IsZero() && !now.Before(due) {
-			t.begin(now)
+			t.begin()
 		}
 		if f := t.frame(now); f != nil {
 			return s.encode(f)

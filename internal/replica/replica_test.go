@@ -151,7 +151,9 @@ func TestChangeLeavesAtOnce(t *testing.T) {
 		a, b, pa, pb := one(t, kind("t"), from(src), m)
 		stop := run(t, pa, pb, a, b)
 		synctest.Wait()
-		a.out.Lock() // nobody else writes
+		if !a.out.TryLock() {
+			t.Fatal("somebody writes")
+		}
 		a.out.Unlock()
 		before := a.o.Stats.FramesOut.Load()
 		put(src, row{"a", "1"})

@@ -60,7 +60,7 @@ type sender interface {
 	answers() string
 	ready() bool // the table may be sent
 	// begin takes what has changed as the next step, unless one is under way.
-	begin(now time.Time)
+	begin()
 	under() bool // a step is under way
 	rest() int   // keys of it that are to be looked at
 	// frame returns the next message of the step, nil if there is none.
@@ -156,7 +156,7 @@ func (t *outgoing[K, V, L, LV]) subscribe() {
 	t.again.Store(true)
 }
 
-func (t *outgoing[K, V, L, LV]) begin(now time.Time) {
+func (t *outgoing[K, V, L, LV]) begin() {
 	if t.now != nil {
 		return
 	}

@@ -25,7 +25,10 @@ exit 7`
 	ended := make(chan error, 1)
 	go func() { ended <- Run(cmd) }()
 	select {
-	case <-ended:
+	case err := <-ended:
+		if err == nil {
+			t.Error("no exit status")
+		}
 		if code := cmd.ProcessState.ExitCode(); code != 7 {
 			t.Errorf("exit status %d, want 7", code)
 		}
