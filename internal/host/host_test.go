@@ -9,10 +9,12 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -123,6 +125,39 @@ func TestBothFamiliesAndAnyPort(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Where any free port is asked for and the number of the other family is taken, it is another one.
+func TestAnyPortWhoseNumberIsTaken(t *testing.T) {
+	k4, k6 := key(port.TCP, any4, 80), key(port.TCP, any6, 80)
+	a := newAgent(t, "vm")
+	a.greeter(k6, "hello")
+	a.begins(snapshot(1, pub(k4, at(lo4, 0))))
+	network := new(taken)
+	start(t, Options{Network: network}, a)
+	four := a.wants(k4, port.Active).HostAddress
+	network.address.Store(at(lo6, four.Port()).String())
+	a.say(put(1, pub(k6, at(lo6, 0))))
+	six := a.wants(k6, port.Active).HostAddress
+	if six.Port() == 0 || six.Port() == four.Port() {
+		t.Errorf("open at %s and %s", four, six)
+	}
+	if got := greeting(t, six); got != "hello" {
+		t.Errorf("greeting = %q", got)
+	}
+}
+
+// taken is a Network of which somebody else has one address.
+type taken struct {
+	own.Sockets
+	address atomic.Value
+}
+
+func (n *taken) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	if n.address.Load() == address {
+		return nil, &net.OpError{Op: "listen", Net: network, Err: os.NewSyscallError("bind", syscall.EADDRINUSE)}
+	}
+	return n.Sockets.Listen(ctx, network, address)
 }
 
 func TestNeverWider(t *testing.T) {

@@ -480,9 +480,9 @@ func (s *slot) open(ctx context.Context) {
 func (s *slot) at() netip.AddrPort { return netip.AddrPortFrom(s.addr.Addr(), s.tried) }
 
 // number returns the port number that is tried: of any free port one that the other family of
-// the port has, so that both have one number, or 0.
+// the port has, so that both have one number, or 0 if there is none or it could not be had.
 func (s *slot) number() uint16 {
-	if s.addr.Port() != 0 {
+	if s.addr.Port() != 0 || s.failed {
 		return s.addr.Port()
 	}
 	p := s.winner.Load().pub

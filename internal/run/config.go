@@ -62,7 +62,7 @@ const watchInterval = 3 * time.Second
 
 // Watch calls changed with each configuration of a file that differs from the last one, which
 // is was at first, or with why it cannot be read, until ctx ends. It looks at once, and calls
-// changed, when it is told to.
+// changed, when it is told to. Unless told it takes no empty file, which is more likely half written.
 func Watch(ctx context.Context, path string, was Config, now <-chan os.Signal, changed func(Config, error)) {
 	last, failed := was.text, error(nil)
 	tick := time.NewTicker(watchInterval)
@@ -80,7 +80,10 @@ func Watch(ctx context.Context, path string, was Config, now <-chan os.Signal, c
 		switch {
 		case err != nil && (told || failed == nil):
 			changed(Config{}, fmt.Errorf("read configuration: %w", err))
-		case err == nil && (told || failed != nil || !bytes.Equal(data, last)):
+		case err == nil && !told && failed == nil && bytes.Equal(data, last):
+		case err == nil && !told && len(bytes.TrimSpace(data)) == 0:
+			changed(Config{}, fmt.Errorf("%s: empty: if that is meant, confirm it with SIGHUP", path))
+		case err == nil:
 			changed(parse(path, data))
 		}
 		last, failed = data, err

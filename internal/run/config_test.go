@@ -79,6 +79,8 @@ func TestWatch(t *testing.T) {
 	}{
 		{func() { put("jobs: 2\n") }, 2},
 		{func() { now <- nil }, 2},
+		{func() { put("\n") }, 0}, // maybe half written
+		{func() { now <- nil }, 16},
 		{func() { put("jobs: x\n") }, 0},
 		{func() { _ = os.Remove(file) }, 0},
 		{func() { now <- nil }, 0},

@@ -133,7 +133,7 @@ func newGroups(slice string, controllers []string) (*groups, error) {
 		return nil, err
 	}
 	defer func() { _ = all.Close() }()
-	if err := sweep(slice); err != nil {
+	if err := sweep(slice, ""); err != nil {
 		return nil, err
 	}
 	own, err := os.MkdirTemp(slice, strconv.Itoa(os.Getpid())+".")
@@ -161,18 +161,20 @@ func locked(dir string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// killLeftovers kills and removes all groups in a slice of helpers that have ended.
-func killLeftovers(slice string) error {
+// killLeftovers kills and removes all groups in a slice of helpers that have ended, as that with
+// the pid has. A program of it that has not begun has its lock.
+func killLeftovers(slice string, ended int) error {
 	all, err := locked(slice, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = all.Close() }()
-	return sweep(slice)
+	return sweep(slice, strconv.Itoa(ended)+".")
 }
 
-// sweep is killLeftovers in a slice that is locked.
-func sweep(slice string) error {
+// sweep is killLeftovers in a slice that is locked. Ended is how the names of an ended helper's
+// directories begin, empty if none is known to have ended.
+func sweep(slice, ended string) error {
 	helpers, err := os.ReadDir(slice)
 	if err != nil {
 		return err
@@ -185,7 +187,10 @@ func sweep(slice string) error {
 		}
 		lock, err := locked(dir, unix.LOCK_EX|unix.LOCK_NB)
 		switch {
-		case errors.Is(err, unix.EWOULDBLOCK): // its helper lives
+		case errors.Is(err, unix.EWOULDBLOCK):
+			if ended != "" && strings.HasPrefix(e.Name(), ended) {
+				errs = append(errs, remove(dir))
+			} // else its helper lives
 		case err != nil:
 			errs = append(errs, err)
 		default:
@@ -256,19 +261,20 @@ const (
 // kill kills all processes of the group, also those that are just being made.
 func (g group) kill() error {
 	err := os.WriteFile(filepath.Join(string(g), killFile), []byte("1"), 0)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) { // it was removed
 		return nil
 	}
 	return err
 }
 
-// end kills all processes, waits until they are gone, and removes the group.
+// end kills all processes, waits until they are gone, and removes the group, in which no process
+// can be made then. One may have been made since others were killed.
 func (g group) end() error {
-	if err := g.kill(); err != nil {
-		return err
-	}
 	pause := time.Millisecond
 	for start := time.Now(); ; pause = min(2*pause, 100*time.Millisecond) {
+		if err := g.kill(); err != nil {
+			return err
+		}
 		err := os.Remove(string(g))
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return nil

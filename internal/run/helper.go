@@ -197,7 +197,6 @@ type attendant struct {
 
 	mu      sync.Mutex
 	process *os.Process // nil before it has begun
-	gone    bool        // the socket is closed
 }
 
 // begun notes that the program has begun.
@@ -205,9 +204,6 @@ func (a *attendant) begun(p *os.Process) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.process = p
-	if a.gone {
-		_ = a.group.kill()
-	}
 }
 
 func (a *attendant) attend() {
@@ -217,7 +213,7 @@ func (a *attendant) attend() {
 		got.Close()
 		switch {
 		case err != nil:
-			a.leave()
+			_ = a.group.end() // or one that begins just now would go on
 			return
 		case o.Whole:
 			_ = a.input.Close()
@@ -225,14 +221,6 @@ func (a *attendant) attend() {
 			a.signal(o.Kill)
 		}
 	}
-}
-
-// leave kills the program, or has begun kill it.
-func (a *attendant) leave() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.gone = true
-	_ = a.group.kill()
 }
 
 func (a *attendant) signal(s unix.Signal) {

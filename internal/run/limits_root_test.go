@@ -81,6 +81,27 @@ func as(role string) *exec.Cmd {
 	return cmd
 }
 
+// A program whose client has gone before it begins does not begin: nobody would kill it.
+func TestNothingBeginsWithoutAClient(t *testing.T) {
+	own, _ := freshGroup(t)
+	g, err := (&groups{dir: own}).add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := in(t, string(g), exec.Command("/bin/true"))
+	conn, theirs, err := pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = theirs.Close()
+	(&attendant{conn: conn, group: g}).attend()
+	if err := cmd.Start(); err == nil {
+		t.Error("it has begun")
+		_ = cmd.Wait()
+	}
+}
+
 // playDelegate gives jobs a controller.
 func playDelegate(controller string) error {
 	own, err := ownGroup()

@@ -94,7 +94,7 @@ func (s *starter) close() error {
 			return errors.Join(err, errors.New("the helper does not end"))
 		}
 	}
-	return errors.Join(err, killLeftovers(s.slice))
+	return errors.Join(err, killLeftovers(s.slice, s.process.Pid))
 }
 
 // endsIn reports whether the helper ends in this time.

@@ -167,7 +167,7 @@ func TestAddressesThatChangeMoveSockets(t *testing.T) {
 }
 
 // A server at :: has no client over IPv6 where no interface has an address of it: its IPv4 half
-// is as everywhere, and the other is fed when an address comes.
+// is as everywhere, and the other is fed when an address comes, and when it goes.
 func TestWithoutIPv6OnlyIPv4IsServed(t *testing.T) {
 	h, _ := newMachine(t, "0::/\n").handler(0)
 	only4, followed := true, false
@@ -187,9 +187,32 @@ func TestWithoutIPv6OnlyIPv4IsServed(t *testing.T) {
 	if !followed {
 		t.Error("nothing follows the network")
 	}
-	only4 = false
+	for range 2 {
+		only4 = false
+		h.recheck()
+		want("80 [[::1]:80] ", "80 [127.0.0.1:80] ")
+		only4 = true
+		h.recheck()
+		want("80 [] bound to an address that no interface has", "80 [127.0.0.1:80] ")
+	}
+}
+
+// A server at :: that was there when there was IPv6 is judged as a new one when there is none.
+func TestWithoutIPv6AServerOfBeforeIsJudgedAnew(t *testing.T) {
+	h, _ := newMachine(t, "0::/\n").handler(0)
+	only4, followed := false, false
+	h.network.only4, h.follow = func() bool { return only4 }, func() { followed = true }
+	f := new(lastFed)
+	h.feed = f
+	h.Replace([]observer.Socket{{Cookie: 1, Protocol: port.TCP, Address: netip.IPv6Unspecified(), Port: 80, Listening: true}})
+	if !followed {
+		t.Error("nothing follows the network")
+	}
+	only4 = true
 	h.recheck()
-	want("80 [[::1]:80] ", "80 [127.0.0.1:80] ")
+	if want := []string{"80 [] bound to an address that no interface has", "80 [127.0.0.1:80] "}; !slices.Equal(f.last, want) {
+		t.Errorf("fed %q, want %q", f.last, want)
+	}
 }
 
 // lastFed is a feed that keeps what was last put.

@@ -131,7 +131,7 @@ func (h *handler) put(c *port.Change, s *observer.Socket) {
 	} else {
 		h.unmap(c, s.Cookie)
 	}
-	if !s.Listening || !h.network.depends(s) {
+	if !s.Listening || !depends(s) {
 		h.unplace(s.Cookie)
 		return
 	}

@@ -71,8 +71,8 @@ func addressKind(addr netip.Addr) netwatch.Kind {
 
 // depends reports whether it depends on interfaces and addresses where a socket is
 // reached.
-func (n *network) depends(s *observer.Socket) bool {
-	return s.Device != 0 || n.is4 && s.Address == netip.IPv6Unspecified() || !s.Address.IsUnspecified() && !s.Address.IsLoopback() && !s.Address.IsMulticast()
+func depends(s *observer.Socket) bool {
+	return s.Device != 0 || s.Address == netip.IPv6Unspecified() || !s.Address.IsUnspecified() && !s.Address.IsLoopback() && !s.Address.IsMulticast()
 }
 
 // reach returns where the guest itself reaches a socket at an address of its own, best first, or
@@ -85,7 +85,7 @@ func (n *network) reach(s *observer.Socket, addr netip.Addr) (dial []netip.AddrP
 		return n.onDevice(s, addr)
 	case n.is4 && addr == netip.IPv6Unspecified():
 		return nil, port.Because(port.AddressNowhere)
-	case n.depends(s) && !addr.IsUnspecified():
+	case depends(s) && !addr.IsUnspecified():
 		switch n.kind(addr) {
 		case netwatch.Broadcast:
 			return nil, port.Because(port.BroadcastAddress)

@@ -78,7 +78,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer cancel()
-	// Most guests have no socket that needs it.
+	// A guest without a socket that needs it watches nothing.
 	h.follow = sync.OnceFunc(func() {
 		following.Go(func() { s.followNetwork(ctx, h) })
 	})

@@ -88,7 +88,7 @@ export function bothOf(four, six) {
   return {
     ...four, both: true, state: best.state, reason: best.reason, since: old.since, sinceAtLeast: four.sinceAtLeast || six.sinceAtLeast,
     hostAddresses: [...four.hostAddresses, ...six.hostAddresses], outcomes: [...four.outcomes, ...six.outcomes], origins: [...four.origins, ...six.origins],
-    exposedUntil: four.exposedUntil ?? six.exposedUntil,
+    exposedUntil: Date.parse(four.exposedUntil) > Date.parse(six.exposedUntil) ? four.exposedUntil : six.exposedUntil ?? four.exposedUntil,
   };
 }
 
