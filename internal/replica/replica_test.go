@@ -283,6 +283,40 @@ func TestLimits(t *testing.T) {
 	is("and room again", map[string]string{"d": "1", "e": strings.Repeat("y", 100)})
 }
 
+// Keys that are removed take room in a message too.
+func TestRemovedKeysBesideLargeRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, m := newTable(), new(mirror)
+		k := kind("t")
+		k.MaxBytes = 8 << 20
+		long := strings.Repeat("k", 200)
+		var old []string
+		for i := range 400 {
+			old = append(old, long+fmt.Sprint(i))
+			put(src, row{old[i], ""})
+		}
+		a, b, pa, pb := one(t, k, from(src), m)
+		stop := run(t, pa, pb, a, b)
+		time.Sleep(time.Second)
+		src.Update(func(tx *table.Tx[string, row]) {
+			for i := range 10 {
+				tx.Put(fmt.Sprint(i), row{fmt.Sprint(i), strings.Repeat("x", 104_000-5)})
+			}
+			for _, k := range old {
+				tx.Delete(k)
+			}
+		})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if !m.equals(content(src)) {
+			t.Errorf("%d rows came, want 10", len(m.has))
+		}
+		if err, _ := stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
 // A partial table says so, and says when it is complete, though no row changed.
 func TestPartial(t *testing.T) {
 	src, m := newTable(), new(mirror)

@@ -210,8 +210,8 @@ func (t *outgoing[K, V, L, LV]) row(v LV) ([]byte, error) {
 		return nil, err
 	}
 	b, err := wire.EncodeRow(row)
-	if err == nil && len(b) > partBytes {
-		err = errors.New("it is too large for a message")
+	if len(b) > partBytes {
+		return nil, errors.New("it is too large for a message")
 	}
 	return b, err
 }
@@ -273,12 +273,16 @@ func (t *outgoing[K, V, L, LV]) add(s *step[L, LV], k L, put, removed *rowList) 
 	if _, left := t.left[k]; left {
 		had = false
 	}
-	var b []byte
+	var b, key []byte
 	var err error
 	if there {
-		if b, err = t.row(v); put.bytes+removed.bytes+len(b) > partBytes && put.n+removed.n > 0 {
-			return false
-		}
+		b, err = t.row(v)
+	}
+	if had {
+		key, _ = wire.EncodeRow(t.from.Key(k)) // it was sent before
+	}
+	if put.n+removed.n > 0 && put.bytes+removed.bytes+len(b)+len(key) > partBytes {
+		return false
 	}
 	rows, bytes := t.rows, t.bytes
 	if had {
@@ -301,7 +305,6 @@ func (t *outgoing[K, V, L, LV]) add(s *step[L, LV], k L, put, removed *rowList) 
 		s.refused[k] = err
 	}
 	if had && (!there || err != nil) {
-		key, _ := wire.EncodeRow(t.from.Key(k)) // it was sent before
 		removed.add(key)
 	}
 	t.rows, t.bytes = rows, bytes
