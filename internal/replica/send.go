@@ -100,7 +100,7 @@ type outgoing[K comparable, V any, L comparable, LV any] struct {
 	at      uint64            // its generation for the peer
 	left    map[L]bool        // not sent; true: for want of room, which there may be later
 	rows    int               // that the peer has
-	bytes   int               // of them
+	bytes   int               // as which they count
 	partial []string          // as the peer knows
 	now     *step[L, LV]      // nil for none
 	parts   int               // of now, that were made
@@ -203,17 +203,21 @@ func (t *outgoing[K, V, L, LV]) get(view table.View[L, LV], k L) (v LV, ok bool)
 	return v, ok && t.selects(v)
 }
 
-// row encodes one row. An error is why it is not sent.
-func (t *outgoing[K, V, L, LV]) row(v LV) ([]byte, error) {
+// row encodes one row, and returns how much it counts. An error is why it is not sent.
+func (t *outgoing[K, V, L, LV]) row(v LV) (b []byte, size int, err error) {
 	row := t.from.Row(v)
 	if err := t.kind.Check(row); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	b, err := wire.EncodeRow(row)
+	b, err = wire.EncodeRow(row)
 	if len(b) > partBytes {
-		return nil, errors.New("it is too large for a message")
+		return nil, 0, errors.New("it is too large for a message")
 	}
-	return b, err
+	size = len(b)
+	if t.kind.Size != nil {
+		size = max(size, t.kind.Size(row))
+	}
+	return b, size, err
 }
 
 func (t *outgoing[K, V, L, LV]) frame(now time.Time) *wire.Frame {
@@ -274,9 +278,10 @@ func (t *outgoing[K, V, L, LV]) add(s *step[L, LV], k L, put, removed *rowList) 
 		had = false
 	}
 	var b, key []byte
+	var size int
 	var err error
 	if there {
-		b, err = t.row(v)
+		b, size, err = t.row(v)
 	}
 	if had {
 		key, _ = wire.EncodeRow(t.from.Key(k)) // it was sent before
@@ -289,13 +294,13 @@ func (t *outgoing[K, V, L, LV]) add(s *step[L, LV], k L, put, removed *rowList) 
 		rows, bytes = rows-1, bytes-t.size(old)
 	}
 	later := false
-	if there && err == nil && (rows == t.kind.Max || bytes+len(b) > t.kind.MaxBytes) {
+	if there && err == nil && (rows == t.kind.Max || bytes+size > t.kind.MaxBytes) {
 		later, err = true, fmt.Errorf("more than %d rows, or than %d MiB", t.kind.Max, t.kind.MaxBytes>>20)
 	}
 	delete(t.left, k)
 	switch {
 	case there && err == nil:
-		rows, bytes = rows+1, bytes+len(b)
+		rows, bytes = rows+1, bytes+size
 		put.add(b)
 	case there:
 		t.left[k] = later
@@ -312,8 +317,8 @@ func (t *outgoing[K, V, L, LV]) add(s *step[L, LV], k L, put, removed *rowList) 
 }
 
 func (t *outgoing[K, V, L, LV]) size(v LV) int {
-	b, _ := t.row(v) // it was sent before
-	return len(b)
+	_, size, _ := t.row(v) // it was sent before
+	return size
 }
 
 // done ends a step with its last message.
