@@ -390,6 +390,38 @@ func TestRemovedKeysBesideLargeRows(t *testing.T) {
 	})
 }
 
+// Who says nothing of what it has seen is sent little more: what changes meanwhile is one step.
+func TestFewStepsAreUnseen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, m := newTable(), new(mirror)
+		a, b, pa, pb := one(t, kind("t"), from(src), m)
+		pa.out = make(chan []byte, 10_000)
+		pb.in = pa.out
+		slow := true
+		b.o.Wait = func(ctx context.Context, _, _ int) error {
+			if slow {
+				time.Sleep(time.Second / 2)
+			}
+			return nil
+		}
+		stop := run(t, pa, pb, a, b)
+		for i := range 1000 {
+			put(src, row{"a", fmt.Sprint(i)})
+			time.Sleep(time.Millisecond)
+		}
+		if n := a.o.Stats.FramesOut.Load(); n > 100 {
+			t.Errorf("%d messages left in the time in which the peer takes two", n)
+		}
+		slow = false
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if !m.equals(content(src)) {
+			t.Errorf("%v, want the last change", m.has)
+		}
+		_, _ = stop()
+	})
+}
+
 // A partial table says so, and says when it is complete, though no row changed.
 func TestPartial(t *testing.T) {
 	src, m := newTable(), new(mirror)

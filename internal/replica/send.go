@@ -22,6 +22,9 @@ const (
 	// pacedPause is between two changes of a paced table, so that a row that is there for a
 	// moment is not sent at all.
 	pacedPause = 100 * time.Millisecond
+	// maxUnseen is how many steps of an acknowledged table are on their way at most: a peer that
+	// takes them slowly is not sent each step, but the state that there is when it has seen some.
+	maxUnseen = 64
 	// lateAfter is how long a peer may take to say what it has seen until it is late.
 	lateAfter = 5 * time.Second
 )
@@ -107,11 +110,11 @@ type outgoing[K comparable, V any, L comparable, LV any] struct {
 	free    time.Time         // of a paced table: when a step may begin
 	when    time.Time         // of a paced table: when the next one begins, zero for never
 
-	mu      sync.Mutex
-	sent    uint64
-	waiting bool      // for the peer to have seen sent
-	since   time.Time // something is waited for, or the peer has last seen something
-	lateAt  time.Time
+	mu     sync.Mutex
+	sent   uint64
+	unseen []uint64  // generations that were sent, and not seen yet
+	since  time.Time // something is waited for, or the peer has last seen something
+	lateAt time.Time
 }
 
 func (t *outgoing[K, V, L, LV]) name() string    { return t.kind.Name }
@@ -120,10 +123,14 @@ func (t *outgoing[K, V, L, LV]) answers() string { return t.kind.Answers }
 func (t *outgoing[K, V, L, LV]) ready() bool {
 	select {
 	case <-t.from.Begin:
-		return true
 	default:
-		return t.from.Begin == nil
+		if t.from.Begin != nil {
+			return false
+		}
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.unseen) < maxUnseen || t.again.Load() // who asks for the whole table may have lost the rest
 }
 
 func (t *outgoing[K, V, L, LV]) under() bool { return t.now != nil }
@@ -193,6 +200,9 @@ func (t *outgoing[K, V, L, LV]) takeAll(s *step[L, LV]) {
 	}
 	t.has, t.rows, t.bytes = table.View[L, LV]{}, 0, 0
 	clear(t.left)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unseen = nil
 }
 
 func (t *outgoing[K, V, L, LV]) selects(v LV) bool { return t.from.Only == nil || t.from.Only(v) }
@@ -337,10 +347,10 @@ func (t *outgoing[K, V, L, LV]) done(now time.Time, f *wire.Frame) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.sent = f.Generation
-	if !t.waiting {
-		t.waiting, t.since, t.lateAt = true, now, now.Add(lateAfter)
+	if len(t.unseen) == 0 {
+		t.since, t.lateAt = now, now.Add(lateAfter)
 	}
+	t.sent, t.unseen = f.Generation, append(t.unseen, f.Generation)
 }
 
 func (t *outgoing[K, V, L, LV]) seen(generation uint64, now time.Time) error {
@@ -349,9 +359,7 @@ func (t *outgoing[K, V, L, LV]) seen(generation uint64, now time.Time) error {
 	if generation > t.sent || !t.kind.Acked {
 		return wire.Malformed("generation %d of %s was not sent", generation, t.kind.Name)
 	}
-	if generation == t.sent {
-		t.waiting = false
-	}
+	t.unseen = slices.DeleteFunc(t.unseen, func(g uint64) bool { return g <= generation })
 	t.since, t.lateAt = now, now.Add(lateAfter)
 	if t.from.Acked != nil {
 		t.from.Acked(generation)
@@ -370,7 +378,7 @@ func (t *outgoing[K, V, L, LV]) due(now time.Time) time.Time {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.waiting {
+	if len(t.unseen) == 0 {
 		return time.Time{}
 	}
 	if end := t.since.Add(t.s.o.Patience); end.Before(t.lateAt) {
@@ -381,7 +389,8 @@ func (t *outgoing[K, V, L, LV]) due(now time.Time) time.Time {
 
 func (t *outgoing[K, V, L, LV]) tick(now time.Time) error {
 	t.mu.Lock()
-	late, hopeless := t.waiting && !now.Before(t.lateAt), t.waiting && !now.Before(t.since.Add(t.s.o.Patience))
+	waiting := len(t.unseen) > 0
+	late, hopeless := waiting && !now.Before(t.lateAt), waiting && !now.Before(t.since.Add(t.s.o.Patience))
 	if late {
 		t.lateAt = now.Add(lateAfter)
 	}
