@@ -6,7 +6,8 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// Step is one step of a table of the peer: from the state that it had to the next one.
+// Step is one step of a table of the peer: from the state that it had to the next one. A key may
+// be in both Removed and Put: it is removed first.
 type Step[K comparable, V any] struct {
 	Generation uint64
 	Whole      bool // Put is the whole table
