@@ -243,6 +243,7 @@ func (s *Session) take(ctx context.Context, b []byte) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	s.news = s.news || f.Resync != "" // the peer may have lost what it was told
 	if r != nil {
 		done, err := r.apply(&f, rows)
 		if err != nil {

@@ -525,6 +525,32 @@ func TestPatience(t *testing.T) {
 	}
 }
 
+// Who asks for all tables is told again what was seen: the message that said so may be the one
+// that was dropped.
+func TestSeenIsSaidAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, m := newTable(), new(mirror)
+		put(src, row{"a", "1"})
+		f := from(src)
+		var seen atomic.Uint64
+		f.Acked = func(g uint64) { seen.Store(g) }
+		a, b, pa, pb := one(t, kind("t"), f, m)
+		spoilt := false
+		pb.spoil = func(frame []byte) []byte {
+			if bytes.Contains(frame, []byte(`"seen"`)) && !spoilt {
+				spoilt = true
+				return frame[:len(frame)/2]
+			}
+			return frame
+		}
+		stop := run(t, pa, pb, a, b)
+		time.Sleep(5 * time.Minute)
+		if err, _ := stop(); !errors.Is(err, context.Canceled) || !spoilt || seen.Load() != 1 {
+			t.Errorf("ended with %v; spoilt: %v, seen is %d", err, spoilt, seen.Load())
+		}
+	})
+}
+
 // What no correct peer sends is dropped, asked for again, and ends the session if there is too
 // much of it.
 func TestHostilePeer(t *testing.T) {
