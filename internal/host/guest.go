@@ -30,10 +30,11 @@ const (
 
 	// What one guest may send a second, and at once: control messages, the
 	// rows that they name, and bytes. A guest whose changes wait collects
-	// them in one message.
+	// them in one message. The largest set is read in half of snapshotTimeout,
+	// whatever was sent before.
 	messageRate, messageBurst = 500, 1000
-	itemRate, itemBurst       = 4000, 2 * wire.MaxPublications
-	byteRate, byteBurst       = 2 << 20, 2 * wire.MaxSetBytes
+	itemRate, itemBurst       = wire.MaxPublications / 15, 2 * wire.MaxPublications
+	byteRate, byteBurst       = wire.MaxSetBytes / 15, 2 * wire.MaxSetBytes
 
 	// Other ports that are tried for the conflicts of one guest a second, and at once. Without
 	// this a message could have the host try maxTries ports for each publication in it.

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
+	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Two hosts that take a guest from each other do so ever less often.
@@ -188,6 +189,27 @@ func TestFloodOfChangesIsLimited(t *testing.T) {
 	if d := time.Since(begin); d < 900*time.Millisecond {
 		t.Errorf("%d changes were read in %s, want a second", changes, d)
 	}
+}
+
+// Also the largest set of a guest that has sent others before is read in the time that it has.
+func TestLargestSetIsReadInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimits()
+		read := func(rows, bytes int) time.Duration {
+			begin := time.Now()
+			const messages = 256
+			for range messages {
+				if err := l.wait(t.Context(), rows/messages, bytes/messages); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return time.Since(begin)
+		}
+		read(itemBurst, byteBurst)
+		if d := read(wire.MaxPublications, wire.MaxSetBytes); d > snapshotTimeout*2/3 {
+			t.Errorf("it takes %s, and the session ends after %s", d, snapshotTimeout)
+		}
+	})
 }
 
 // A few large messages are limited like many small ones.

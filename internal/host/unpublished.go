@@ -41,12 +41,12 @@ func (g *guest) applyUnpublished(ctx context.Context, s replica.Step[port.Key, w
 	g.omitted = s.Omitted
 	named := make(map[port.Key]struct{}, len(s.Put))
 	g.h.others.Update(func(tx *table.Tx[ID, Unpublished]) {
+		for _, k := range s.Removed {
+			g.removeUnpublished(tx, k)
+		}
 		for _, p := range s.Put {
 			named[p.Key] = struct{}{}
 			g.putUnpublished(tx, p)
-		}
-		for _, k := range s.Removed {
-			g.removeUnpublished(tx, k)
 		}
 		for k := range g.others {
 			if _, ok := named[k]; s.Whole && !ok {

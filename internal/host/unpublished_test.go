@@ -127,6 +127,17 @@ func TestUnpublishedPortsEndWithTheGracePeriod(t *testing.T) {
 	wantReasons(t, h, "forgotten", nil)
 }
 
+// A row that is sent again in the step that removes it is there.
+func TestUnpublishedPortIsRemovedAndSentAgain(t *testing.T) {
+	a := newAgent(t, "vm")
+	k, other := key(port.TCP, any4, 9229), key(port.TCP, any4, 53)
+	again := unpublishedMessage(false, withheld, k)
+	again.Removed = rowsOf(k, other)
+	a.begins(snapshot(1), unpublishedMessage(true, denial, k, other), again)
+	h, _ := start(t, Options{Network: newMemory()}, a)
+	wantReasons(t, h, "the new row", map[uint16]string{9229: withheld.String()})
+}
+
 // A guest that sends more than it may is disconnected.
 func TestUnpublishedPortsAreLimited(t *testing.T) {
 	many := func(first uint16, n int) (ports []wire.UnpublishedPort) {

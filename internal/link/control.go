@@ -19,6 +19,7 @@ import (
 const (
 	muxRecord = 1 << 31              // in the header of a record of the multiplexer
 	inboxSize = wire.MaxControlFrame // bytes of control messages that nobody has read, after which flows that are streams wait
+	inboxEach = 128                  // bytes that a message takes beside its own
 
 	recordHead = 4 // bytes of a record's header
 )
@@ -54,17 +55,20 @@ type inbox struct {
 
 	mu   sync.Mutex
 	list []message
-	size int // bytes in list
+	size int // of list, in bytes
 }
+
+// size is how many bytes of an inbox a message takes.
+func (m message) size() int { return inboxEach + len(m.body) }
 
 // put reports whether there was room; room receives when there may be.
 func (b *inbox) put(m message) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.list) > 0 && b.size+len(m.body) > inboxSize {
+	if len(b.list) > 0 && b.size+m.size() > inboxSize {
 		return false
 	}
-	b.list, b.size = append(b.list, m), b.size+len(m.body)
+	b.list, b.size = append(b.list, m), b.size+m.size()
 	b.news.Notify()
 	return true
 }
@@ -78,7 +82,7 @@ func (b *inbox) get() (m message, ok bool) {
 	}
 	m = b.list[0]
 	b.list = slices.Delete(b.list, 0, 1)
-	b.size -= len(m.body)
+	b.size -= m.size()
 	b.room.Notify()
 	return m, true
 }

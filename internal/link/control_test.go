@@ -156,3 +156,17 @@ func FuzzRecords(f *testing.F) {
 		_ = c.Close()
 	})
 }
+
+// However small they are, messages that nobody reads take little memory.
+func TestInboxOfSmallMessages(t *testing.T) {
+	near, _ := net.Pipe()
+	c := newMixed(near, near)
+	defer c.Close()
+	n := 0
+	for n < 1_000_000 && c.inbox.put(message{}) {
+		n++
+	}
+	if n > 50_000 {
+		t.Errorf("%d empty messages were kept", n)
+	}
+}

@@ -6,7 +6,8 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// Step is one step of a table of the peer: from the state that it had to the next one.
+// Step is one step of a table of the peer: from the state that it had to the next one. A key may
+// be in both Removed and Put: it is removed first.
 type Step[K comparable, V any] struct {
 	Generation uint64
 	Whole      bool // Put is the whole table
@@ -43,12 +44,13 @@ type incoming[K comparable, V any] struct {
 	parts *Step[K, V]
 	base  uint64 // of parts
 	part  int    // that comes next
-	bytes int    // of parts
+	bytes int    // as which the rows of parts count
 }
 
 type rows[K comparable, V any] struct {
 	put     []V
 	removed []K
+	size    int // of put, by Kind.Size
 }
 
 func (r *incoming[K, V]) acked() bool { return r.kind.Acked }
@@ -60,8 +62,14 @@ func (r *incoming[K, V]) decode(f *wire.Frame) (any, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
+	size := 0
+	if r.kind.Size != nil {
+		for _, v := range put {
+			size += r.kind.Size(v)
+		}
+	}
 	removed, err := wire.DecodeRows(f.Removed, r.kind.CheckKey)
-	return rows[K, V]{put, removed}, len(put) + len(removed), err
+	return rows[K, V]{put, removed, size}, len(put) + len(removed), err
 }
 
 func (r *incoming[K, V]) apply(f *wire.Frame, content any) (bool, error) {
@@ -81,8 +89,8 @@ func (r *incoming[K, V]) apply(f *wire.Frame, content any) (bool, error) {
 	r.part++
 	p, c := r.parts, content.(rows[K, V])
 	p.Put, p.Removed = append(p.Put, c.put...), append(p.Removed, c.removed...)
-	r.bytes += len(f.Put)
-	if max(len(p.Put), len(p.Removed)) > r.kind.Max || r.bytes > r.kind.MaxBytes+len(p.Put) {
+	r.bytes += max(c.size, len(f.Put)-len(c.put)-1) // without brackets and commas
+	if max(len(p.Put), len(p.Removed)) > r.kind.Max || r.bytes > r.kind.MaxBytes {
 		return false, wire.Malformed("more than %d rows of %s, or than %d bytes", r.kind.Max, r.kind.Name, r.kind.MaxBytes)
 	}
 	if f.More {

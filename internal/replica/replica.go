@@ -30,8 +30,10 @@ type Kind[K comparable, V any] struct {
 	Name     string
 	Check    func(V) error // what a receiver refuses; a sender leaves it out
 	CheckKey func(K) error
-	// Max rows and MaxBytes of encoded rows are sent at most. A step that has more is refused.
+	// Max rows of MaxBytes in all are sent at most. A step that has more is refused. A row counts
+	// as many bytes as its encoding, or as Size if that is not nil and more.
 	Max, MaxBytes int
+	Size          func(V) int
 	// Acked has the receiver say what it has seen.
 	Acked bool
 	// Answers is the table of the peer that this one is about, empty for none. It is sent once
@@ -241,6 +243,7 @@ func (s *Session) take(ctx context.Context, b []byte) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	s.news = s.news || f.Resync != "" // the peer may have lost what it was told
 	if r != nil {
 		done, err := r.apply(&f, rows)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -283,6 +285,143 @@ func TestLimits(t *testing.T) {
 	is("and room again", map[string]string{"d": "1", "e": strings.Repeat("y", 100)})
 }
 
+// The limit of bytes is the same on both sides, however many messages a step comes in.
+func TestLimitOfBytesIsExact(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, m := newTable(), new(mirror)
+		k := kind("t")
+		k.MaxBytes = 0
+		for i := range 100 {
+			r := row{fmt.Sprint(i), "x"}
+			put(src, r)
+			b, _ := wire.EncodeRow(r)
+			k.MaxBytes += len(b)
+		}
+		a, b, pa, pb := one(t, k, from(src), m)
+		a.part = 8
+		b.o.Stats = new(Stats)
+		stop := run(t, pa, pb, a, b)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if !m.equals(content(src)) || b.o.Stats.Malformed.Load() > 0 {
+			t.Errorf("%d rows came, %d messages were refused", len(m.has), b.o.Stats.Malformed.Load())
+		}
+		_, _ = stop()
+	})
+}
+
+// What a host keeps of a guest is within its limit, also of rows that take more memory than
+// their encoding: the sender leaves out what is beyond it, and a receiver takes no more.
+func TestLimitOfMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := Wanted()
+		k.MaxBytes = 1 << 20
+		src := table.New[port.Key, wire.Publication](port.Key.Compare)
+		const rows = 100
+		src.Update(func(tx *table.Tx[port.Key, wire.Publication]) {
+			for i := range uint16(rows) {
+				p := wire.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 1 + i}}
+				p.Others = make([]port.Owner, wire.MaxOthers)
+				tx.Put(p.Key, p)
+			}
+		})
+		send := func(k Kind[port.Key, wire.Publication]) (n, bytes, omitted int, malformed uint64) {
+			pa, pb := newPipe(100)
+			a, b := New(pa, Options{}), New(pb, Options{Stats: new(Stats)})
+			Send(a, k, From[port.Key, wire.Publication, port.Key, wire.Publication]{
+				Table: src, Key: func(k port.Key) port.Key { return k }, Row: func(p wire.Publication) wire.Publication { return p },
+			})
+			limited := Wanted()
+			limited.MaxBytes = 1 << 20
+			Receive(b, limited, func(s Step[port.Key, wire.Publication]) error {
+				for _, p := range s.Put {
+					n, bytes = n+1, bytes+p.TextBytes()
+				}
+				omitted = s.Omitted
+				return nil
+			})
+			stop := run(t, pa, pb, a, b)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			_, _ = stop()
+			return n, bytes, omitted, b.o.Stats.Malformed.Load()
+		}
+		if n, bytes, omitted, malformed := send(k); n == 0 || bytes > 1<<20 || n+omitted != rows || malformed > 0 {
+			t.Errorf("%d rows came of %d bytes, %d were left out, %d messages were refused", n, bytes, omitted, malformed)
+		}
+		k.MaxBytes = 1 << 30
+		if n, _, _, malformed := send(k); n != 0 || malformed == 0 {
+			t.Errorf("of a peer without a limit %d rows were applied, and %d messages refused", n, malformed)
+		}
+	})
+}
+
+// Keys that are removed take room in a message too.
+func TestRemovedKeysBesideLargeRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, m := newTable(), new(mirror)
+		k := kind("t")
+		k.MaxBytes = 8 << 20
+		long := strings.Repeat("k", 200)
+		var old []string
+		for i := range 400 {
+			old = append(old, long+fmt.Sprint(i))
+			put(src, row{old[i], ""})
+		}
+		a, b, pa, pb := one(t, k, from(src), m)
+		stop := run(t, pa, pb, a, b)
+		time.Sleep(time.Second)
+		src.Update(func(tx *table.Tx[string, row]) {
+			for i := range 10 {
+				tx.Put(fmt.Sprint(i), row{fmt.Sprint(i), strings.Repeat("x", 104_000-5)})
+			}
+			for _, k := range old {
+				tx.Delete(k)
+			}
+		})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if !m.equals(content(src)) {
+			t.Errorf("%d rows came, want 10", len(m.has))
+		}
+		if err, _ := stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// Who says nothing of what it has seen is sent little more: what changes meanwhile is one step.
+func TestFewStepsAreUnseen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, m := newTable(), new(mirror)
+		a, b, pa, pb := one(t, kind("t"), from(src), m)
+		pa.out = make(chan []byte, 10_000)
+		pb.in = pa.out
+		slow := true
+		b.o.Wait = func(ctx context.Context, _, _ int) error {
+			if slow {
+				time.Sleep(time.Second / 2)
+			}
+			return nil
+		}
+		stop := run(t, pa, pb, a, b)
+		for i := range 1000 {
+			put(src, row{"a", fmt.Sprint(i)})
+			time.Sleep(time.Millisecond)
+		}
+		if n := a.o.Stats.FramesOut.Load(); n > 100 {
+			t.Errorf("%d messages left in the time in which the peer takes two", n)
+		}
+		slow = false
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if !m.equals(content(src)) {
+			t.Errorf("%v, want the last change", m.has)
+		}
+		_, _ = stop()
+	})
+}
+
 // A partial table says so, and says when it is complete, though no row changed.
 func TestPartial(t *testing.T) {
 	src, m := newTable(), new(mirror)
@@ -384,6 +523,32 @@ func TestPatience(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Who asks for all tables is told again what was seen: the message that said so may be the one
+// that was dropped.
+func TestSeenIsSaidAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, m := newTable(), new(mirror)
+		put(src, row{"a", "1"})
+		f := from(src)
+		var seen atomic.Uint64
+		f.Acked = func(g uint64) { seen.Store(g) }
+		a, b, pa, pb := one(t, kind("t"), f, m)
+		spoilt := false
+		pb.spoil = func(frame []byte) []byte {
+			if bytes.Contains(frame, []byte(`"seen"`)) && !spoilt {
+				spoilt = true
+				return frame[:len(frame)/2]
+			}
+			return frame
+		}
+		stop := run(t, pa, pb, a, b)
+		time.Sleep(5 * time.Minute)
+		if err, _ := stop(); !errors.Is(err, context.Canceled) || !spoilt || seen.Load() != 1 {
+			t.Errorf("ended with %v; spoilt: %v, seen is %d", err, spoilt, seen.Load())
+		}
+	})
 }
 
 // What no correct peer sends is dropped, asked for again, and ends the session if there is too

@@ -22,6 +22,9 @@ const (
 	// pacedPause is between two changes of a paced table, so that a row that is there for a
 	// moment is not sent at all.
 	pacedPause = 100 * time.Millisecond
+	// maxUnseen is how many steps of an acknowledged table are on their way at most: a peer that
+	// takes them slowly is not sent each step, but the state that there is when it has seen some.
+	maxUnseen = 64
 	// lateAfter is how long a peer may take to say what it has seen until it is late.
 	lateAfter = 5 * time.Second
 )
@@ -100,18 +103,18 @@ type outgoing[K comparable, V any, L comparable, LV any] struct {
 	at      uint64            // its generation for the peer
 	left    map[L]bool        // not sent; true: for want of room, which there may be later
 	rows    int               // that the peer has
-	bytes   int               // of them
+	bytes   int               // as which they count
 	partial []string          // as the peer knows
 	now     *step[L, LV]      // nil for none
 	parts   int               // of now, that were made
 	free    time.Time         // of a paced table: when a step may begin
 	when    time.Time         // of a paced table: when the next one begins, zero for never
 
-	mu      sync.Mutex
-	sent    uint64
-	waiting bool      // for the peer to have seen sent
-	since   time.Time // something is waited for, or the peer has last seen something
-	lateAt  time.Time
+	mu     sync.Mutex
+	sent   uint64
+	unseen []uint64  // generations that were sent, and not seen yet
+	since  time.Time // something is waited for, or the peer has last seen something
+	lateAt time.Time
 }
 
 func (t *outgoing[K, V, L, LV]) name() string    { return t.kind.Name }
@@ -120,10 +123,14 @@ func (t *outgoing[K, V, L, LV]) answers() string { return t.kind.Answers }
 func (t *outgoing[K, V, L, LV]) ready() bool {
 	select {
 	case <-t.from.Begin:
-		return true
 	default:
-		return t.from.Begin == nil
+		if t.from.Begin != nil {
+			return false
+		}
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.unseen) < maxUnseen || t.again.Load() // who asks for the whole table may have lost the rest
 }
 
 func (t *outgoing[K, V, L, LV]) under() bool { return t.now != nil }
@@ -193,6 +200,9 @@ func (t *outgoing[K, V, L, LV]) takeAll(s *step[L, LV]) {
 	}
 	t.has, t.rows, t.bytes = table.View[L, LV]{}, 0, 0
 	clear(t.left)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unseen = nil
 }
 
 func (t *outgoing[K, V, L, LV]) selects(v LV) bool { return t.from.Only == nil || t.from.Only(v) }
@@ -203,17 +213,21 @@ func (t *outgoing[K, V, L, LV]) get(view table.View[L, LV], k L) (v LV, ok bool)
 	return v, ok && t.selects(v)
 }
 
-// row encodes one row. An error is why it is not sent.
-func (t *outgoing[K, V, L, LV]) row(v LV) ([]byte, error) {
+// row encodes one row, and returns how much it counts. An error is why it is not sent.
+func (t *outgoing[K, V, L, LV]) row(v LV) (b []byte, size int, err error) {
 	row := t.from.Row(v)
 	if err := t.kind.Check(row); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	b, err := wire.EncodeRow(row)
-	if err == nil && len(b) > partBytes {
-		err = errors.New("it is too large for a message")
+	b, err = wire.EncodeRow(row)
+	if len(b) > partBytes {
+		return nil, 0, errors.New("it is too large for a message")
 	}
-	return b, err
+	size = len(b)
+	if t.kind.Size != nil {
+		size = max(size, t.kind.Size(row))
+	}
+	return b, size, err
 }
 
 func (t *outgoing[K, V, L, LV]) frame(now time.Time) *wire.Frame {
@@ -273,25 +287,30 @@ func (t *outgoing[K, V, L, LV]) add(s *step[L, LV], k L, put, removed *rowList) 
 	if _, left := t.left[k]; left {
 		had = false
 	}
-	var b []byte
+	var b, key []byte
+	var size int
 	var err error
 	if there {
-		if b, err = t.row(v); put.bytes+removed.bytes+len(b) > partBytes && put.n+removed.n > 0 {
-			return false
-		}
+		b, size, err = t.row(v)
+	}
+	if had {
+		key, _ = wire.EncodeRow(t.from.Key(k)) // it was sent before
+	}
+	if put.n+removed.n > 0 && put.bytes+removed.bytes+len(b)+len(key) > partBytes {
+		return false
 	}
 	rows, bytes := t.rows, t.bytes
 	if had {
 		rows, bytes = rows-1, bytes-t.size(old)
 	}
 	later := false
-	if there && err == nil && (rows == t.kind.Max || bytes+len(b) > t.kind.MaxBytes) {
+	if there && err == nil && (rows == t.kind.Max || bytes+size > t.kind.MaxBytes) {
 		later, err = true, fmt.Errorf("more than %d rows, or than %d MiB", t.kind.Max, t.kind.MaxBytes>>20)
 	}
 	delete(t.left, k)
 	switch {
 	case there && err == nil:
-		rows, bytes = rows+1, bytes+len(b)
+		rows, bytes = rows+1, bytes+size
 		put.add(b)
 	case there:
 		t.left[k] = later
@@ -301,7 +320,6 @@ func (t *outgoing[K, V, L, LV]) add(s *step[L, LV], k L, put, removed *rowList) 
 		s.refused[k] = err
 	}
 	if had && (!there || err != nil) {
-		key, _ := wire.EncodeRow(t.from.Key(k)) // it was sent before
 		removed.add(key)
 	}
 	t.rows, t.bytes = rows, bytes
@@ -309,8 +327,8 @@ func (t *outgoing[K, V, L, LV]) add(s *step[L, LV], k L, put, removed *rowList) 
 }
 
 func (t *outgoing[K, V, L, LV]) size(v LV) int {
-	b, _ := t.row(v) // it was sent before
-	return len(b)
+	_, size, _ := t.row(v) // it was sent before
+	return size
 }
 
 // done ends a step with its last message.
@@ -329,10 +347,10 @@ func (t *outgoing[K, V, L, LV]) done(now time.Time, f *wire.Frame) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.sent = f.Generation
-	if !t.waiting {
-		t.waiting, t.since, t.lateAt = true, now, now.Add(lateAfter)
+	if len(t.unseen) == 0 {
+		t.since, t.lateAt = now, now.Add(lateAfter)
 	}
+	t.sent, t.unseen = f.Generation, append(t.unseen, f.Generation)
 }
 
 func (t *outgoing[K, V, L, LV]) seen(generation uint64, now time.Time) error {
@@ -341,9 +359,7 @@ func (t *outgoing[K, V, L, LV]) seen(generation uint64, now time.Time) error {
 	if generation > t.sent || !t.kind.Acked {
 		return wire.Malformed("generation %d of %s was not sent", generation, t.kind.Name)
 	}
-	if generation == t.sent {
-		t.waiting = false
-	}
+	t.unseen = slices.DeleteFunc(t.unseen, func(g uint64) bool { return g <= generation })
 	t.since, t.lateAt = now, now.Add(lateAfter)
 	if t.from.Acked != nil {
 		t.from.Acked(generation)
@@ -362,7 +378,7 @@ func (t *outgoing[K, V, L, LV]) due(now time.Time) time.Time {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.waiting {
+	if len(t.unseen) == 0 {
 		return time.Time{}
 	}
 	if end := t.since.Add(t.s.o.Patience); end.Before(t.lateAt) {
@@ -373,7 +389,8 @@ func (t *outgoing[K, V, L, LV]) due(now time.Time) time.Time {
 
 func (t *outgoing[K, V, L, LV]) tick(now time.Time) error {
 	t.mu.Lock()
-	late, hopeless := t.waiting && !now.Before(t.lateAt), t.waiting && !now.Before(t.since.Add(t.s.o.Patience))
+	waiting := len(t.unseen) > 0
+	late, hopeless := waiting && !now.Before(t.lateAt), waiting && !now.Before(t.since.Add(t.s.o.Patience))
 	if late {
 		t.lateAt = now.Add(lateAfter)
 	}

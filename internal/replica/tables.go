@@ -9,7 +9,10 @@ import (
 
 // Wanted is what an agent wants to be open on the host.
 func Wanted() Kind[port.Key, wire.Publication] {
-	return Kind[port.Key, wire.Publication]{Name: "wanted", Check: wire.Publication.Check, CheckKey: wire.CheckKey, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes, Acked: true}
+	return Kind[port.Key, wire.Publication]{
+		Name: "wanted", Check: wire.Publication.Check, CheckKey: wire.CheckKey, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes,
+		Size: wire.Publication.TextBytes, Acked: true,
+	}
 }
 
 // Outcomes is what became of that on the host.

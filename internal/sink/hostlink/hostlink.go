@@ -104,7 +104,7 @@ type Sink struct {
 	followed chan struct{} // closed when record is set
 	record   *reconcile.Record
 
-	mu     sync.Mutex // also held while outcomes are recorded
+	mu     sync.Mutex // also held while the record is written
 	rivals rivals
 	cur    *session // the active one, nil if none
 }
@@ -169,7 +169,6 @@ func (s *Sink) alone(ctx context.Context) {
 			return
 		}
 		others = nil
-		s.record.InSync(nil)
 		select {
 		case <-ctx.Done():
 			return
@@ -179,7 +178,8 @@ func (s *Sink) alone(ctx context.Context) {
 	}
 }
 
-// pend records that keys are pending, as far as they are wanted, if there is no host.
+// pend records that keys are pending, as far as they are wanted, if there is no host. Nothing
+// more can be done for them then.
 func (s *Sink) pend(want reconcile.View, keys []port.Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,6 +195,7 @@ func (s *Sink) pend(want reconcile.View, keys []port.Key) bool {
 			}
 		}
 	})
+	s.record.InSync(nil)
 	return true
 }
 

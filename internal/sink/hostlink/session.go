@@ -28,7 +28,7 @@ type session struct {
 	// Of the goroutine that reads.
 	seen    reconcile.View     // the wanted set as the host has it, as far as it said
 	refused map[port.Key]error // of seen, what was not sent
-	heard   bool               // the host has sent its outcomes
+	heard   bool               // the host has sent its outcomes; written under s.mu
 	upTo    *uint64            // what a message says that the host has seen, nil for nothing
 	step    *replica.Step[port.Key, wire.Answer]
 }
@@ -217,7 +217,7 @@ func ours(list []reconcile.SinkOutcome) bool {
 	return false
 }
 
-// late records that the host has not answered. What has an outcome of it keeps that.
+// late records that the host has not answered. What has an outcome of this host keeps that.
 func (c *session) late() {
 	c.mu.Lock()
 	flight := slices.Clone(c.flight)
@@ -231,7 +231,7 @@ func (c *session) late() {
 	c.s.record.Update(func(x *reconcile.RecordTx) {
 		for _, b := range flight {
 			for _, k := range b.keys {
-				if b.view.Has(k) && ours(x.Get(k)) {
+				if b.view.Has(k) && (!c.heard || ours(x.Get(k))) {
 					x.Set(k, pending(k, port.Unanswered))
 				}
 			}

@@ -278,6 +278,27 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
+// What the host before had open is not shown as open on one that does not answer.
+func TestTakeoverByASilentHost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.put(pub(key(80), "a"))
+		first := r.connect("first")
+		first.ack(first.next().Generation, key(80))
+		r.want(map[uint16]port.State{80: isActive})
+		second := r.connect("second")
+		second.next()
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if o := r.outcomes(key(80)); len(o) != 1 || o[0].Reason.Code() != port.Unanswered {
+			t.Errorf("%+v", o)
+		}
+		_ = r.stop()
+		_ = second.Close()
+		synctest.Wait()
+	})
+}
+
 // Two hosts that replace each other are reported; a new host, and one that lost its
 // own connection, are not.
 func TestRivals(t *testing.T) {
