@@ -92,10 +92,11 @@ type Agent struct {
 	rules      atomic.Pointer[rules.Set]
 	forwards   *forwards.Store
 	accepted   atomic.Pointer[config.Agent] // the last configuration, of which only reloaded is in effect
-	metrics    *metrics.Agent
 	server     *status.Server
 	tried      schedule.Signal // hooks were attached, or could not be
 	problems   schedule.Signal // the NAT rules that are not understood may have changed
+
+	propagation *metrics.Propagation
 
 	confined     bool                   // capabilities were dropped, and more will be
 	capabilities privilege.Set          // what remains then
@@ -112,6 +113,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	a := &Agent{
 		cfg: cfg, log: log, sockets: new(own.Sockets), trace: new(trace.Hub),
 		problems: schedule.NewSignal(), tried: schedule.NewSignal(), files: engine.NewFiles(log), started: uint64(privilege.Effective()),
+		propagation: metrics.NewPropagation(),
 	}
 	if err := a.wireSources(); err != nil {
 		return nil, err
@@ -131,7 +133,6 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	if err := a.wireInventory(); err != nil {
 		return nil, err
 	}
-	a.metrics = metrics.NewAgent(a.count)
 	var page status.PageTokens
 	if cfg.WebAddr != "" {
 		page = status.LoadPageTokens(log, cfg.LinkToken)
@@ -139,7 +140,7 @@ func New(cfg config.Agent, log *slog.Logger, level *loglevel.Levels) (*Agent, er
 	a.server = status.NewServer(status.Options{
 		Tokens:   page,
 		Provider: a.provider, Explainer: gather.NewExplainer(a.diagnosed()), Examiner: a, Ready: a.notReady, Level: level, Logger: log,
-		Metrics: a.metrics.Handler(), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, ConfigFile: a.cfg.File(), Trace: a.trace, Container: a.registry.Container,
+		Metrics: metrics.Handler(a.count), Role: "agent", Name: machineName("guest"), Vitals: a.vitals, Peers: a.peers, Rules: a.rules.Load, Forwards: a.forwards, Demands: a.demands, Settings: a.settings, ConfigFile: a.cfg.File(), Trace: a.trace, Container: a.registry.Container,
 	})
 	return a, nil
 }

@@ -8,15 +8,52 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/inventory"
 	"github.com/fairlead/fairlead/internal/memory"
 	"github.com/fairlead/fairlead/internal/metrics"
+	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
 	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/sink/hostlink"
 	"github.com/fairlead/fairlead/internal/sink/listener"
 	"github.com/fairlead/fairlead/internal/source/nat"
 	"github.com/fairlead/fairlead/internal/table"
 )
+
+// Counters are what an agent exports to Prometheus. They count from its start.
+type Counters struct {
+	Memory       *memory.Usage        `metric:"*"` // nil if unknown
+	Publications map[port.State]int   `metric:"publications" label:"state=active; pending; conflict; failed; denied" help:"Current publications by state, which is the best of their outcomes."`
+	Changes      uint64               `metric:"changes_total" help:"Changes to the merged table."`
+	Sources      []SourceCounters     `metric:"*"`
+	Propagation  *metrics.Propagation `metric:"*"`
+	Sinks        []SinkCounters       `metric:"*"`
+	Observer     observer.Stats       `metric:"*"`
+	Methods      map[string]string    `metric:"observer_method_info" label:"capability=tcp-listen; tcp-bind; udp-bind; udp-connect; device; udp-dump; nftables; nft-filter; legacy-tables; refused-port" value:"method=fentry; kprobe; tp_btf; tracepoint; cgroup; nfnetlink; poll; generation (polled); audit; iter; sock_diag; socket; none" help:"1 for the method that observes each capability."`
+	NAT          *nat.Status          `metric:"*"` // nil where NAT rules are not read
+	Flows        forward.Stats        `metric:"*"`
+	Inventory    *inventory.State     `metric:"*"` // nil unless it is written
+	Judged       *bool                `metric:"policy_judged" help:"1 if the node is judged by its policy (\x60cluster.policy\x60) and its labels as they are now, 0 if they or all ports cannot be read; those read last stay in effect."`
+	Violations   *int                 `metric:"policy_violations" help:"Current ports that are open wider than loopback and that the policy of the node does not allow. Absent while no policy or not all ports could be read even once. Before the labels of the node could be read, those that are sure without them: absent if there are none but other ports wait for labels."`
+	Listener     *listener.Stats      `metric:"*"` // nil without that sink
+	Link         *hostlink.Stats      `metric:"*"` // nil without a link
+}
+
+// SourceCounters are those of one source.
+type SourceCounters struct {
+	Source       string             `label:"source=socket; nat; docker; containerd; kube"`
+	Publications map[port.State]int `metric:"source_publications" label:"state" help:"Current publications by source and state. A publication counts once for each of its sources."`
+	Live         bool               `metric:"source_up" help:"1 if the source is live, 0 if it is starting or stale."`
+}
+
+// SinkCounters are those of one sink.
+type SinkCounters struct {
+	Sink     string              `label:"sink"`
+	Outcomes map[port.State]int  `metric:"outcomes" label:"state" help:"Current outcomes by sink and state. There is one per publication, sink and host address."`
+	Syncs    reconcile.SinkStats `metric:"*"`
+}
 
 // propagated records the times from kernel events to the acknowledgement of sink.
 func (a *Agent) propagated(sink string, observed []int64) {
@@ -25,61 +62,47 @@ func (a *Agent) propagated(sink string, observed []int64) {
 		return
 	}
 	for _, at := range observed {
-		a.metrics.Propagated(sink, time.Duration(now.Nano()-at))
+		a.propagation.Add(sink, time.Duration(now.Nano()-at))
 	}
 }
 
 // count collects the counters of all parts.
-func (a *Agent) count() metrics.AgentSnapshot {
-	s := metrics.AgentSnapshot{Sources: make(map[string]bool), Methods: a.methods()}
+func (a *Agent) count() Counters {
+	s := Counters{
+		Propagation: a.propagation, Observer: a.observer.Stats(), Methods: a.methods(), Flows: a.forward.Stats(),
+	}
 	a.countPublications(&s)
 	if m, err := memory.Read(); err != nil {
 		a.log.Debug("memory unknown", "err", err)
 	} else {
 		s.Memory = &m
 	}
-	for name, src := range a.registry.Sources().View().All() {
-		s.Sources[name] = src.State == registry.Live
-	}
-	for _, sink := range a.reconciler.Stats() {
-		s.Sinks = append(s.Sinks, metrics.SinkCounts(sink))
-	}
-	o := a.observer.Stats()
-	s.Observer = metrics.ObserverCounts{
-		Events: o.Events, Malformed: o.Malformed, Drops: o.Drops, Skipped: o.Skipped, Resyncs: o.Resyncs, Drift: o.Drift,
-		Dumps: o.Dumps, DumpFailures: o.DumpFailures, DumpTime: o.DumpTime, Sockets: o.Sockets,
-	}
 	for _, src := range a.sources {
 		if src, ok := src.(interface{ Status() nat.Status }); ok {
 			n := src.Status()
-			s.NAT = &metrics.NATCounts{
-				Unsupported: n.ProblemCount, Commits: n.Commits, Dumps: n.Dumps, Failures: n.Failures,
-				LegacyReads: n.LegacyReads, Losses: n.Lost, Drift: n.Drift, Evaluated: n.Evaluated,
-			}
+			s.NAT = &n
 		}
 	}
 	for _, sink := range a.sinks {
 		if sink, ok := sink.(interface{ Stats() listener.Stats }); ok {
-			l := metrics.ListenerCounts(sink.Stats())
+			l := sink.Stats()
 			s.Listener = &l
 		}
 	}
 	if a.inventory != nil {
 		i := a.inventory.writer.State()
-		s.Inventory = &metrics.InventoryCounts{Current: i.Current, Writes: i.Writes, Failures: i.Fails, Omitted: i.Omitted}
-		if v, ok := a.verdict(); ok {
-			s.Inventory.Policy = &metrics.PolicyCounts{Judged: v.Error == nil, Known: v.Known, Violations: len(v.Violations)}
+		s.Inventory = &i
+	}
+	if v, ok := a.verdict(); ok {
+		judged, violations := v.Error == nil, len(v.Violations)
+		s.Judged = &judged
+		if v.Known {
+			s.Violations = &violations
 		}
 	}
-	s.Flows = metrics.FlowCounts(a.forward.Stats())
 	if a.hostlink != nil {
 		l := a.hostlink.Stats()
-		s.Link = &metrics.LinkCounts{
-			Connected: l.Connected, Sessions: l.Sessions, Replaced: l.Replaced, Silent: l.Silent,
-			FramesIn: l.FramesIn, FramesOut: l.FramesOut, BytesIn: l.BytesIn, BytesOut: l.BytesOut,
-			Malformed: l.Malformed, Stray: l.Stray, Resyncs: l.Resyncs, Snapshots: l.Snapshots, Changes: l.Changes,
-			Flows: l.Flows,
-		}
+		s.Link = &l
 	}
 	return s
 }
@@ -106,15 +129,24 @@ func (a *Agent) methods() map[string]string {
 }
 
 // countPublications counts publications and outcomes by state.
-func (a *Agent) countPublications(s *metrics.AgentSnapshot) {
+func (a *Agent) countPublications(s *Counters) {
 	pubs, outs := a.registry.Publications().View(), a.reconciler.Outcomes().View()
-	s.Changes = pubs.Generation()
-	s.Publications, s.BySource = make(map[port.State]int), make(map[metrics.SourceState]int)
-	s.Outcomes = make(map[metrics.SinkState]int)
+	bySource, bySink := make(map[string]map[port.State]int), make(map[string]map[port.State]int)
+	for name, src := range a.registry.Sources().View().All() {
+		bySource[name] = port.NoneByState()
+		s.Sources = append(s.Sources, SourceCounters{Source: name, Publications: bySource[name], Live: src.State == registry.Live})
+	}
+	for _, sink := range a.reconciler.Stats() {
+		bySink[sink.Sink] = port.NoneByState()
+		s.Sinks = append(s.Sinks, SinkCounters{Sink: sink.Sink, Outcomes: bySink[sink.Sink], Syncs: sink})
+	}
+	s.Changes, s.Publications = pubs.Generation(), port.NoneByState()
 	for key, p := range pubs.All() {
 		reported, _ := outs.Get(key)
 		for _, o := range reported {
-			s.Outcomes[metrics.SinkState{Sink: o.Sink, State: o.State}]++
+			if counts := bySink[o.Sink]; counts != nil {
+				counts[o.State]++
+			}
 		}
 		state, origins := stateOf(p, outs), p.Origins
 		if q, ok := otherFamily(pubs, p); ok {
@@ -125,8 +157,9 @@ func (a *Agent) countPublications(s *metrics.AgentSnapshot) {
 		}
 		s.Publications[state]++
 		for i, o := range origins {
-			if !slices.ContainsFunc(origins[:i], func(p port.OriginInfo) bool { return p.Source == o.Source }) {
-				s.BySource[metrics.SourceState{Source: o.Source, State: state}]++
+			seen := slices.ContainsFunc(origins[:i], func(p port.OriginInfo) bool { return p.Source == o.Source })
+			if counts := bySource[o.Source]; counts != nil && !seen {
+				counts[state]++
 			}
 		}
 	}

@@ -50,7 +50,7 @@ func (a *Agent) vitals(mark uint64) status.Vitals {
 			v.Errors += ended[result]
 		}
 	}
-	recent, next := a.metrics.Recent(mark)
+	recent, next := a.propagation.Recent(mark)
 	for _, d := range recent {
 		v.Latencies = append(v.Latencies, d.Seconds())
 	}

@@ -113,10 +113,14 @@ func NewServer(opt ServerOptions) (*Server, error) {
 
 // Stats are counts since the start, but for the flows that are open now.
 type Stats struct {
-	OpenTCP, OpenUDP         int    // flows that are open now
-	OK, Refused, Unreachable uint64 // answers to flow requests
-	OutOfDescriptors         uint64 // flows refused because too few file descriptors were left
-	ToGuest, ToHost          uint64 // payload bytes
+	OpenTCP          int    `metric:"flows_open" label:"protocol=tcp" help:"Currently open flows."`
+	OpenUDP          int    `metric:"flows_open" label:"protocol=udp"`
+	OK               uint64 `metric:"flow_answers_total" label:"result=ok" help:"Replies to the host's flow requests."`
+	Refused          uint64 `metric:"flow_answers_total" label:"result=refused"`
+	Unreachable      uint64 `metric:"flow_answers_total" label:"result=unreachable"`
+	OutOfDescriptors uint64 `metric:"flow_answers_total" label:"result=descriptors: too few were left"`
+	ToGuest          uint64 `metric:"flow_bytes_total" label:"direction=to_guest" help:"Payload bytes forwarded."`
+	ToHost           uint64 `metric:"flow_bytes_total" label:"direction=to_host"`
 }
 
 // Stats returns the counts.

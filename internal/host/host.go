@@ -228,14 +228,23 @@ type GuestStatus struct {
 
 // Stats are counts since the start, but for what is open now.
 type Stats struct {
-	OpenTCP, OpenUDP, Listeners  int    // open now
-	OK, Refused, Unlinked        uint64 // flows: carried; refused by the guest; without a link to it
-	OverLimit                    uint64 // connections refused for the limit of flows
-	OutOfDescriptors             uint64 // connections refused because too few file descriptors were left
-	DatagramsDropped, UDPEvicted uint64 // for want of room
-	ToGuest, ToHost              uint64 // payload bytes
-	Snapshots, Changes, Resyncs  uint64 // whole sets and changes applied; snapshots requested
-	Conflicts, ListenFailures    uint64 // attempts to listen that found the address taken; that failed otherwise
+	Listeners        int    `metric:"host_listeners" help:"Currently open host ports."`
+	Conflicts        uint64 `metric:"host_listen_errors_total" label:"reason=conflict: in use by another program" help:"Failed attempts to open a host port."`
+	ListenFailures   uint64 `metric:"host_listen_errors_total" label:"reason=error"`
+	OpenTCP          int    `metric:"host_flows_open" label:"protocol=tcp" help:"Currently open flows."`
+	OpenUDP          int    `metric:"host_flows_open" label:"protocol=udp"`
+	OK               uint64 `metric:"host_flows_total" label:"result=ok" help:"Flows by result. Every result except \x60ok\x60 is an error."`
+	Refused          uint64 `metric:"host_flows_total" label:"result=refused by the guest"`
+	Unlinked         uint64 `metric:"host_flows_total" label:"result=disconnected: the guest was"`
+	OverLimit        uint64 `metric:"host_flows_total" label:"result=limit"`
+	OutOfDescriptors uint64 `metric:"host_flows_total" label:"result=descriptors: too few were left"`
+	ToGuest          uint64 `metric:"host_flow_bytes_total" label:"direction=to_guest" help:"Payload bytes forwarded."`
+	ToHost           uint64 `metric:"host_flow_bytes_total" label:"direction=to_host"`
+	DatagramsDropped uint64 `metric:"host_udp_dropped_total" label:"kind=datagram" help:"UDP datagrams and clients dropped because a limit was reached."`
+	UDPEvicted       uint64 `metric:"host_udp_dropped_total" label:"kind=client that was idle longest"`
+	Snapshots        uint64 `metric:"host_link_updates_total" label:"kind=snapshot applied" help:"Updates received from guests, and resyncs requested of them."`
+	Changes          uint64 `metric:"host_link_updates_total" label:"kind=change applied"`
+	Resyncs          uint64 `metric:"host_link_updates_total" label:"kind=resync requested"`
 }
 
 // Host follows guests. Create it with New; Run does the work.

@@ -121,7 +121,7 @@ func New(cfg config.Host, log *slog.Logger, level *loglevel.Levels) (*Daemon, er
 	}
 	d.server = status.NewServer(status.Options{
 		Tokens:   page,
-		Provider: p, Explainer: p, Metrics: metrics.NewHost(func() metrics.HostSnapshot { return count(d.host, d.names) }), Level: level, Logger: log,
+		Provider: p, Explainer: p, Metrics: metrics.Handler(func() Counters { return count(d.host, d.names) }), Level: level, Logger: log,
 		Role: "host", Name: name, Vitals: func(uint64) status.Vitals { return vitals(d.host) },
 		Peers: p.peers, Rules: d.rules.Load, Forwards: d.forwards, Settings: d.settings, ConfigFile: d.cfg.File(), Trace: tracer, Names: p.report,
 	})

@@ -6,29 +6,28 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/host"
-	"github.com/fairlead/fairlead/internal/metrics"
 	"github.com/fairlead/fairlead/internal/names/route"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
+// Counters are what a host peer exports to Prometheus. They count from its start.
+type Counters struct {
+	Publications map[port.State]int `metric:"host_publications" label:"state=active; pending; conflict; failed; denied" help:"Current publications of all guests by state, which is the best of their outcomes."`
+	Connected    int                `metric:"host_guests" label:"state=connected" help:"Configured guests by state."`
+	Lost         int                `metric:"host_guests" label:"state=lost"`
+	Host         host.Stats         `metric:"*"`
+	Names        *route.Stats       `metric:"*"` // nil if names are not served
+}
+
 // count collects the host's counters.
-func count(h *host.Host, r *route.Router) metrics.HostSnapshot {
-	st := h.Stats()
-	s := metrics.HostSnapshot{
-		Publications: make(map[port.State]int),
-		OpenTCP:      st.OpenTCP, OpenUDP: st.OpenUDP, Listeners: st.Listeners,
-		OK: st.OK, Refused: st.Refused, Disconnected: st.Unlinked, OverLimit: st.OverLimit, OutOfDescriptors: st.OutOfDescriptors,
-		DatagramsDropped: st.DatagramsDropped, UDPEvicted: st.UDPEvicted,
-		ToGuest: st.ToGuest, ToHost: st.ToHost,
-		Snapshots: st.Snapshots, Changes: st.Changes, Resyncs: st.Resyncs,
-		Conflicts: st.Conflicts, ListenFailures: st.ListenFailures,
-	}
+func count(h *host.Host, r *route.Router) Counters {
+	s := Counters{Publications: port.NoneByState(), Host: h.Stats()}
 	if r != nil {
 		n := r.Stats()
-		s.Names, s.NamesHTTP, s.NamesTLS = n.Results, n.HTTP, n.TLS
-		s.OverLimit += n.Limited
-		s.OutOfDescriptors += n.Refused
+		s.Names = &n
+		s.Host.OverLimit += n.Limited
+		s.Host.OutOfDescriptors += n.Refused
 	}
 	view := h.View()
 	for id, p := range view.All() {

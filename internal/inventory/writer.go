@@ -83,13 +83,13 @@ type Labels struct {
 // State is what became of the last write.
 type State struct {
 	Node    string    `json:"node"`
-	Current bool      `json:"current"`         // the object was as it should be at the last look
+	Current bool      `json:"current" metric:"inventory_current" help:"1 if the node's object in the Kubernetes API was as it should be at the last look, 0 if it cannot be written."`
 	Error   string    `json:"error,omitempty"` // why the object is not as it should be
 	Held    bool      `json:"held,omitempty"`  // because another agent writes it
 	Written time.Time `json:"written,omitzero"`
-	Writes  uint64    `json:"writes"`
-	Fails   uint64    `json:"failures"`
-	Omitted int       `json:"omitted,omitempty"` // ports that the list has no room for
+	Writes  uint64    `json:"writes" metric:"inventory_writes_total" label:"result=ok" help:"Writes of the node's object in the Kubernetes API."`
+	Fails   uint64    `json:"failures" metric:"inventory_writes_total" label:"result=failed"`
+	Omitted int       `json:"omitted,omitempty" metric:"inventory_omitted_ports" help:"Current ports that the list in the node's object has no room for."`
 }
 
 // NewWriter makes a writer. It connects to nothing.

@@ -43,8 +43,8 @@ const (
 
 // Usage is the resident memory of a process, in bytes.
 type Usage struct {
-	Anonymous int64 // heap, stacks: only this process can free it
-	File      int64 // pages of files, such as the executable's: the kernel reclaims them at will
+	Anonymous int64 `metric:"memory_anonymous_bytes" help:"Resident memory of the agent's own: heap and stacks."`
+	File      int64 `metric:"memory_file_bytes" help:"Resident pages of files, most of them the executable's, which the kernel reclaims when it needs memory."`
 }
 
 // Read returns the memory of this process (proc_pid_status(5)).

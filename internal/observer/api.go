@@ -215,14 +215,14 @@ func (o *Options) validate() error {
 
 // Stats counts what an Observer did since it was made.
 type Stats struct {
-	Events       uint64        // records read from the ring
-	Malformed    uint64        // records that could not be decoded; each forces a resync
-	Drops        uint64        // events lost in the kernel: ring full, or hook skipped
-	Skipped      uint64        // of Drops, hooks that the kernel skipped because they ran on that CPU already
-	Resyncs      uint64        // dumps forced by a loss
-	Drift        uint64        // sockets that a background dump had to correct
-	Dumps        uint64        // dumps that succeeded
-	DumpFailures uint64        // dumps that failed
-	DumpTime     time.Duration // spent in dumps
-	Sockets      int           // known now
+	Events       uint64        `metric:"observer_events_total" help:"Kernel events read."`
+	Drops        uint64        `metric:"observer_drops_total" help:"Kernel events lost; each loss forces a dump."`
+	Skipped      uint64        `metric:"observer_skipped_total" help:"The part of observer_drops_total lost because the hook was already running on that CPU. The rest found the ring buffer full."`
+	Malformed    uint64        `metric:"observer_malformed_total" help:"Kernel events that could not be decoded; each forces a dump."`
+	Resyncs      uint64        `metric:"observer_resyncs_total" help:"Dumps forced by a loss."`
+	Drift        uint64        `metric:"observer_drift_total" help:"Sockets that a background dump had to correct."`
+	Dumps        uint64        `metric:"observer_dumps_total" label:"result=ok" help:"Socket dumps."`
+	DumpFailures uint64        `metric:"observer_dumps_total" label:"result=failed"`
+	DumpTime     time.Duration `metric:"observer_dump_seconds_total" help:"Time spent in socket dumps."`
+	Sockets      int           `metric:"observer_sockets" help:"Currently known sockets."`
 }

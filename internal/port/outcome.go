@@ -31,6 +31,11 @@ func (s State) String() string {
 	return fmt.Sprintf("state-%d", uint8(s))
 }
 
+// NoneByState returns counts by state that are all 0.
+func NoneByState() map[State]int {
+	return map[State]int{Denied: 0, Failed: 0, Conflict: 0, Pending: 0, Active: 0}
+}
+
 // AppendText implements encoding.TextAppender.
 func (s State) AppendText(b []byte) ([]byte, error) { return append(b, s.String()...), nil }
 

@@ -102,9 +102,9 @@ type counters struct{ syncs, failures, retries atomic.Uint64 }
 // SinkStats counts what was asked of one sink since the start.
 type SinkStats struct {
 	Sink     string
-	Syncs    uint64 // calls of Sync that succeeded
-	Failures uint64 // calls of Sync that failed
-	Retries  uint64 // calls of Sync for no other reason than a failure before
+	Syncs    uint64 `metric:"syncs_total" label:"result=ok" help:"Syncs of a sink with the wanted set."`
+	Failures uint64 `metric:"syncs_total" label:"result=failed"`
+	Retries  uint64 `metric:"sync_retries_total" help:"Syncs whose only reason was that the previous one failed."`
 }
 
 // Stats returns the counts of each sink, in the order of the sinks.

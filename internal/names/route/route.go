@@ -74,12 +74,12 @@ var resultNames = [results]string{"ok", "unknown", "ambiguous", "foreign", "fail
 
 // Stats are counts since the start, but for what is open now.
 type Stats struct {
-	Results  map[string]uint64 // requests and TLS connections, by result
-	HTTP     int               // connections open now
-	TLS      int
-	Limited  uint64 // connections refused, as too many were open
-	Refused  uint64 // connections, as too few file descriptors were left
-	Listened int    // listeners open now
+	Results  map[string]uint64 `metric:"host_names_total" label:"result=ok; unknown: nobody has the name, or it needs a port; ambiguous: several have it; foreign: outside the domain; failed: the port could not be reached; invalid: no TLS with a name in time; page: the list of names" help:"HTTP requests and TLS connections by the names of owners, by result."`
+	HTTP     int               `metric:"host_names_connections" label:"protocol=http" help:"Currently open connections to the listeners of names."`
+	TLS      int               `metric:"host_names_connections" label:"protocol=tls"`
+	Limited  uint64            // connections refused, as too many were open
+	Refused  uint64            // connections, as too few file descriptors were left
+	Listened int               // listeners open now
 }
 
 // place is an address of the configuration.

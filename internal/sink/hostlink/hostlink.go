@@ -321,22 +321,22 @@ type counters struct {
 
 // Stats are counts since the start, but for Connected and FlowsOpen.
 type Stats struct {
-	Connected bool
-	Rivals    []string // names of two hosts that take the agent from each other, nil if there are none
-	Sessions  uint64   // sessions begun
-	Replaced  uint64   // sessions closed because a newer host came
-	Silent    uint64   // sessions closed because the host took too long to answer
-	FramesIn  uint64   // control messages from hosts, whole ones
-	FramesOut uint64   // control messages to hosts
-	BytesIn   uint64   // of control messages
-	BytesOut  uint64
-	Malformed uint64 // control messages that were dropped
-	Stray     uint64 // outcomes of keys that were never sent, dropped
-	Resyncs   uint64 // snapshots that hosts asked for
-	Snapshots uint64 // whole tables sent
-	Changes   uint64 // changes of tables sent
 	FlowsOpen int
-	Flows     map[string]uint64 // flows that ended, by result: see the Flow constants
+	Flows     map[string]uint64 `metric:"flows_total" label:"result=served; failed; cut; lost; forbidden; limit; malformed; timeout" help:"Ended flows by result. Every result except \x60served\x60 is an error."`
+	Rivals    []string          // names of two hosts that take the agent from each other, nil if there are none
+	Connected bool              `metric:"link_connected" help:"1 while a host is connected."`
+	Sessions  uint64            `metric:"link_sessions_total" help:"Sessions established with a host."`
+	Replaced  uint64            `metric:"link_sessions_closed_total" label:"reason=replaced by a newer host" help:"Sessions that the agent ended."`
+	Silent    uint64            `metric:"link_sessions_closed_total" label:"reason=silent host"`
+	FramesIn  uint64            `metric:"link_messages_total" label:"direction=in" help:"Control messages by direction."`
+	FramesOut uint64            `metric:"link_messages_total" label:"direction=out"`
+	BytesIn   uint64            `metric:"link_bytes_total" label:"direction=in" help:"Bytes of control messages by direction."`
+	BytesOut  uint64            `metric:"link_bytes_total" label:"direction=out"`
+	Malformed uint64            `metric:"link_rejected_total" label:"reason=malformed message" help:"Rejected input from a host."`
+	Stray     uint64            `metric:"link_rejected_total" label:"reason=stray outcome for a key that was never sent"`
+	Snapshots uint64            `metric:"link_updates_total" label:"kind=snapshot sent" help:"Updates sent to the host, and resyncs it requested."`
+	Changes   uint64            `metric:"link_updates_total" label:"kind=change sent"`
+	Resyncs   uint64            `metric:"link_updates_total" label:"kind=resync requested"`
 }
 
 // Stats returns the counts.

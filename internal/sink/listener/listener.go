@@ -322,16 +322,17 @@ func (s *Sink) Contend(p port.Protocol, at netip.AddrPort, v6only bool, who stri
 // wanted set before.
 func (s *Sink) Reset(keys []port.Key) { s.flows.Reset(ErrForbidden, keys...) }
 
-// Stats are counts since the start, but for Open and Flows.
+// Stats are counts since the start, but for Open and Flows. OverLimit counts connections
+// that were refused because of MaxFlows, or because too few file descriptors were left.
 type Stats struct {
-	Open      int    // placeholders that are open now
-	Flows     int    // connections and UDP clients that are served now
-	Opened    uint64 // placeholders opened
-	Yields    uint64 // released because a program wanted the port
-	Conflicts uint64 // attempts at an address that is taken
-	Served    uint64 // flows that ended without an error
-	Failed    uint64 // flows that ended with one
-	OverLimit uint64 // connections refused because of MaxFlows, or because too few file descriptors were left
+	Open      int    `metric:"listener_placeholders" help:"Currently open placeholders of the listener sink."`
+	Opened    uint64 `metric:"listener_placeholders_total" label:"result=opened" help:"Placeholders by what happened to them."`
+	Yields    uint64 `metric:"listener_placeholders_total" label:"result=yielded to a server that wanted the port"`
+	Conflicts uint64 `metric:"listener_placeholders_total" label:"result=conflict: the address was in use"`
+	Flows     int    `metric:"listener_flows_open" help:"Current flows of placeholders."`
+	Served    uint64 `metric:"listener_flows_total" label:"result=served" help:"Flows of placeholders by result."`
+	Failed    uint64 `metric:"listener_flows_total" label:"result=failed"`
+	OverLimit uint64 `metric:"listener_flows_total" label:"result=limit"`
 }
 
 type counters struct {

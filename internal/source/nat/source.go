@@ -122,14 +122,14 @@ type Status struct {
 	Method       string            // by which changes of nftables are seen; "" before the first
 	Published    int               // bindings
 	Problems     []compile.Problem // what is not understood, sorted, at most 1,000
-	ProblemCount int               // how many there are in all
-	Commits      uint64            // nftables commits that were applied as changes
-	LegacyReads  uint64            // legacy tables that were read
-	Dumps        uint64            // whole nftables rulesets that were read
-	Lost         uint64            // gaps in the notifications, each followed by a dump
-	Failures     uint64            // reads that failed and were tried again
-	Drift        uint64            // objects that an audit found different
-	Evaluated    uint64            // rules evaluated
+	ProblemCount int               `metric:"nat_unsupported_rules" help:"Current NAT rules that forward a port but use an unsupported expression, so they are not published."`
+	Commits      uint64            `metric:"nat_reads_total" label:"kind=commit of nftables applied" help:"NAT rulesets read, and nftables commits applied."`
+	Dumps        uint64            `metric:"nat_reads_total" label:"kind=dump of nftables"`
+	LegacyReads  uint64            `metric:"nat_reads_total" label:"kind=legacy table"`
+	Failures     uint64            `metric:"nat_read_failures_total" help:"Failed reads of NAT rules; each is retried."`
+	Lost         uint64            `metric:"nat_losses_total" help:"Lost notifications about NAT rules; each loss forces a dump."`
+	Drift        uint64            `metric:"nat_drift_total" help:"NAT objects that a background dump had to correct."`
+	Evaluated    uint64            `metric:"nat_rules_evaluated_total" help:"NAT rules evaluated."`
 }
 
 // Source publishes the ports that NAT rules make reachable.
