@@ -283,7 +283,7 @@ func publication(ms, slot, nat []member, all slots) merged {
 	lend := lenders(ms, slot)
 	p := merged{
 		Publication: port.Publication{Key: ms[0].binding.Key, Owner: owner, Rule: ruleOf(lend)},
-		doubt:       uncertain(ms, known, all),
+		doubt:       uncertain(ms, owner.Kind, known, all),
 		known:       known,
 	}
 	p.setAge(ms)

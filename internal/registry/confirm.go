@@ -49,15 +49,6 @@ func (c *confirmation) timed() bool { return c.ask == nil || c.declined }
 // settled reports whether two lists that began after a time name all that runs.
 func (c *confirmation) settled(from time.Time) bool { return !c.lists[0].Before(from) }
 
-// due returns when to ask for the next list for a wait that began then, the zero time if
-// there is nothing to ask, or an answer is awaited.
-func (c *confirmation) due(from time.Time) time.Time {
-	if c.timed() || !c.asked.IsZero() || c.settled(from) {
-		return time.Time{}
-	}
-	return latest(from, c.rests)
-}
-
 // reset forgets all lists, after an engine was lost. What they cost still counts.
 func (c *confirmation) reset() {
 	*c = confirmation{ask: c.ask, session: c.session + 1, rests: c.rests}

@@ -64,9 +64,9 @@ func (g *guarded) engine(name string) (*asked, Feed) {
 	return a, g.Feed(name)
 }
 
-// searched opens a port of a socket whose process is searched for, and of which the lists
+// searchedPort opens a port of a socket whose process is searched for, and of which the lists
 // of an engine say nothing.
-func searched(t *testing.T) (guarded, port.Binding) {
+func searchedPort(t *testing.T) (guarded, port.Binding) {
 	t.Helper()
 	g := newAsked(t)
 	docker, feed := g.engine("docker")
@@ -240,7 +240,7 @@ func TestBatchesDoNotWakeWhileAListIsAwaited(t *testing.T) {
 // What a port waits for may end by a change of the port.
 func TestWaitEndsWhenItsProcessIsFoundAfterTheLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, b := searched(t)
+		g, b := searchedPort(t)
 		b.Searching = false
 		b.Owner = port.Owner{Kind: port.OwnerProcess, ID: "9", Name: "docker-proxy"}
 		g.sockets.Apply(put([]port.Binding{b}))
@@ -318,7 +318,7 @@ func TestWaitForWhatCannotBeAskedEndsInTime(t *testing.T) {
 		g.want(t, "in time", "allow")
 	})
 	synctest.Test(t, func(t *testing.T) {
-		g, _ := searched(t)
+		g, _ := searchedPort(t)
 		time.Sleep(ownerWait)
 		g.want(t, "in time", "allow")
 	})

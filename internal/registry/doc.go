@@ -15,14 +15,33 @@
 //
 // # Owners that are pending
 //
-// An owner is pending while an engine may still name another one: a NAT rule leads to
-// an address that no engine knows, a socket is in the cgroup of an unknown container or
-// belongs to a program that relays ports, its process is searched for in /proc, or its
-// container has gone and the socket or rule is still there. A rule that names an owner
-// then neither matches nor fails to match; if that can change the decision, the port
-// waits and is on no sink. The wait ends when an owner is named, or when each engine has
-// answered two lists that name none; while an engine is starting or stale it does not
-// end, and it begins anew when all are live again.
+// An owner is in doubt while an engine may still name another one: a NAT rule leads to an
+// address that no engine knows, a socket is in the cgroup of an unknown container or belongs
+// to a program that relays ports, its process is searched for in /proc, or its container or
+// Service has gone and the socket or rule is still there. The owner of each publication is
+// in one of these states:
+//
+//	state     enters                                     leaves                                        rules that name an owner
+//	certain   nothing is in doubt                        with a doubt                                  decide
+//	awaited   with a doubt                               each engine has answered two lists, or        wait
+//	                                                     ownerWait is over for one that has no lists
+//	searched  with a doubt, a process is searched for    as awaited, and ownerWait is over             wait
+//	stopped   a NAT rule leads to an address whose       the address is another's, or the rule goes    wait
+//	          container has stopped
+//	orphaned  the Service was deleted, and its rules     the rules go, or an engine claims the port    wait
+//	          lead to a container or pod
+//	givenUp   at the end of awaited or searched          with a new doubt, or less is known            decide, as if certain
+//
+// From each state the doubt leads to the first that applies of orphaned, stopped, certain,
+// searched and awaited; history decides three things. Only a port whose owner was a Service
+// becomes orphaned. A wait goes on, and what was given up stays so, also while an engine is
+// stale, until a doubt begins that is newer than the wait, or the owner is known less well.
+// And lists and time count from when all engines are live: while one is starting or stale
+// no wait ends, and then it begins anew.
+//
+// A rule that waits neither matches nor fails to match; if that can change the decision, the
+// port is pending and on no sink. If only a NAT rule's target besides the owner is in doubt,
+// that can only add a denial: what is denied anyway is not pending.
 //
 // # Several owners
 //

@@ -372,10 +372,13 @@ func (r *Registry) noteLoss(p *port.Publication) {
 
 // endLosses forgets the losses of a slot after which nobody was named in time.
 func (r *Registry) endLosses(s port.Slot) {
-	ms := r.slots[s]
-	for i := range ms {
-		if !ms[i].lost.IsZero() && r.waits.past(ms[i].lost, r.now()) {
-			ms[i].lost = time.Time{}
+	for i := range r.slots[s] {
+		m := &r.slots[s][i]
+		if m.lost.IsZero() {
+			continue
+		}
+		if over, _, _ := r.waits.left(m.lost, false, r.now()); over {
+			m.lost = time.Time{}
 		}
 	}
 }

@@ -4,44 +4,45 @@ package registry
 
 import (
 	"context"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
-// ownerWait is how long a port whose decision depends on its owner waits for an
-// engine that cannot be asked, or for its process, counted from when all engines are
-// live. One that can be asked ends the wait by two lists that do not name an owner,
-// and nothing else does. While an engine is starting or stale the wait does not end,
-// and after that it begins anew: deny rules fail closed.
+// ownerWait is how long a port whose decision depends on its owner waits for an engine that
+// cannot be asked for lists, or for its process, counted from when all engines are live.
 const ownerWait = 10 * time.Second
 
-// rootCgroup is the id of the root of the cgroup2 hierarchy, in which no container is.
-const rootCgroup = 1
+// state tells whether the owner of a publication may be another one. The package comment
+// has the table of what enters and leaves each.
+type state uint8
 
-// wait is a publication whose owner is pending.
+const (
+	certain  state = iota // no other owner is expected
+	awaited               // engines may name another one
+	searched              // engines, or the search for the socket's process
+	stopped               // the container behind a NAT rule may start again
+	orphaned              // the Service was deleted, and its rules are left
+	givenUp               // nobody was named: the owner counts as known
+)
+
+// ends reports whether engines, or the time, end the state.
+func (s state) ends() bool { return s == awaited || s == searched }
+
+// pending reports whether rules that name an owner are not decided yet.
+func (s state) pending() bool { return s != certain && s != givenUp }
+
+// wait is the state of a publication's owner.
 type wait struct {
-	from  time.Time  // when the wait began
-	since time.Time  // when the owner became uncertain, which may be long before
+	state
 	known precedence // how well the owner is known
-	lost  bool       // an engine's owner is gone, and something else keeps the port
-	left  bool       // the owner has stopped and may start again: the wait does not end
-	over  bool       // nobody named an owner in time: it counts as known
-
-	orphan bool // the owner was a Service, of which rules are left: the wait does not end
-	search bool // for the process, too, of which engines know nothing
+	from  time.Time  // when the wait began
 }
 
-// ends reports whether engines, or the time, can end the wait.
-func (w *wait) ends() bool { return !w.over && !w.left && !w.orphan }
-
-// waits are the publications whose owner is not known yet. The registry's lock
-// guards it.
+// waits are the publications whose owner may be another one. The registry's lock guards it.
 type waits struct {
-	byKey map[port.Key]*wait
+	byKey map[port.Key]wait
 	wake  schedule.Signal
 	at    time.Time // when Run looks at them by itself, zero if it does not
 	live  time.Time // since when all engines are live, zero if they are not
@@ -49,163 +50,158 @@ type waits struct {
 	confirmations []*confirmation // of each engine
 }
 
-// doubt is how certain the owner of a publication is.
-type doubt struct {
-	since   time.Time // since when an engine is expected to name another owner; zero: none is
-	process time.Time // since when the process of a socket is not known; zero: it is
-	target  time.Time // since when a NAT rule leads to somebody unknown besides the owner; zero: none does
-	lost    time.Time // when the owner that an engine named was lost; zero: it was not
-	left    bool      // it has stopped, and its NAT rule waits for it to start again
-
-	unclaimed bool // there is a rule of kube-proxy, and no Service
-}
-
-// from returns since when something about the owner is not known.
-func (d doubt) from() time.Time { return latest(latest(d.since, d.process), d.target) }
-
-// aboutOwner reports whether the owner itself may be another.
-func (d doubt) aboutOwner() bool { return !d.since.IsZero() || !d.process.IsZero() }
-
-func (d doubt) and(e doubt) doubt {
-	return doubt{
-		latest(d.since, e.since), latest(d.process, e.process), latest(d.target, e.target), latest(d.lost, e.lost),
-		d.left || e.left, d.unclaimed || e.unclaimed,
-	}
-}
-
-// uncertain returns how certain the owner of a publication with these bindings
-// is. known is how well the owner is known.
-func uncertain(ms []member, known precedence, all slots) (d doubt) {
-	for _, m := range ms {
-		switch {
-		case known < container:
-			d = d.and(m.uncertain(known, all))
-			d.lost = latest(d.lost, m.lost)
-		case m.provisional && !claimed(ms, all):
-			// The claims are stale, and this is of another container, maybe.
-			d = d.and(m.uncertain(process, all))
-		default:
-			d = d.and(m.unnamedTarget())
-		}
-	}
-	return d
-}
-
-// claimed reports whether an engine that is not stale names a container.
-func claimed(ms []member, all slots) bool {
-	return slices.ContainsFunc(ms, func(m member) bool {
-		_, known := m.owner(all)
-		return known == container && !m.stale()
-	})
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// uncertain returns whether an engine may name another owner for a binding of a
-// publication whose owner is known that well.
-func (m member) uncertain(known precedence, all slots) (d doubt) {
-	b, a := m.binding, m.attribution
-	since := b.Since
-	if a != nil {
-		since, d.left = latest(since, a.since), a.left != ""
-	}
+// next returns the wait that follows w. d is the doubt about the owner, who is known that
+// well. deleted says that the owner was a Service, and is the container behind it now.
+func (ws *waits) next(w wait, d doubt, known precedence, deleted bool, now time.Time) wait {
 	switch {
-	case b.Owner.Kind >= port.OwnerService: // an engine declared it
-		return doubt{}
-	case len(b.Hints.Targets) > 0:
-		return m.ruleUncertain(known, all, doubt{since: since, left: d.left})
-	case a != nil && a.known:
-		return doubt{}
+	case d.unclaimed && known < service && (deleted || w.state == orphaned):
+		return wait{state: orphaned}
+	case d.stopped:
+		return wait{state: stopped}
+	case d.since().IsZero():
+		return wait{}
 	}
-	if a != nil && a.container || known < target && relayed(b) {
-		d.since = since
+	// A wait goes on until there is a new doubt, or less is known.
+	goesOn := (w.ends() || w.state == givenUp) && known >= w.known && !d.since().After(w.from)
+	next := wait{awaited, known, now}
+	if goesOn {
+		next.from = w.from
 	}
-	if known < target && b.Searching {
-		d.process = since
+	if d.search {
+		next.state = searched
 	}
-	return d
+	if over, _, _ := ws.left(next.from, d.search, now); over || goesOn && w.state == givenUp {
+		next.state = givenUp
+	}
+	return next
 }
 
-// ruleUncertain is uncertain for a NAT rule. own is the doubt about its targets if no
-// engine knows them; those on this machine have the owner of the port's listener.
-func (m member) ruleUncertain(known precedence, all slots, own doubt) (d doubt) {
-	switch a := m.attribution; {
-	case a != nil && a.known:
-		own.unclaimed = known < service && (m.binding.Maker == port.MakerKubeProxy || m.binding.Maker == port.MakerSwarm)
-		if m.provisional || own.unclaimed {
-			return own
-		}
-		return d
-	case known >= service:
-		return m.unnamedTarget()
-	case leaves(m.binding):
-		d = own
+// decide sets the decision of m, whose port had an owner of that kind, and notes the state of
+// its owner.
+func (r *Registry) decide(m *merged, old port.OwnerKind) {
+	p, d, now := &m.Publication, m.doubt, r.now()
+	if len(r.engines) == 0 && !d.search {
+		d = doubt{}
 	}
-	for s, addr := range redirected(m.binding) {
-		slot := all(s)
-		ms := serving(slot, addr)
-		if len(ms) == 0 {
-			d = d.and(own)
+	deleted := old == port.OwnerService && p.Owner.Kind == port.OwnerContainer
+	w := r.waits.next(r.waits.byKey[p.Key], d, m.known, deleted, now)
+	r.waits.set(p.Key, w, now)
+	if !w.pending() || d.owner.IsZero() {
+		r.apply(p)
+		if !w.pending() || !p.Decision.Allow { // another owner behind a NAT rule can only add a denial
+			return
+		}
+	}
+	p.OwnerPending = true
+	r.apply(p)
+}
+
+// set notes a wait, and wakes Run if that is to look at it earlier than planned.
+func (ws *waits) set(k port.Key, w wait, now time.Time) {
+	if w.state == certain {
+		delete(ws.byKey, k)
+		return
+	}
+	if ws.byKey == nil {
+		ws.byKey = make(map[port.Key]wait)
+	}
+	ws.byKey[k] = w
+	if !w.ends() {
+		return
+	}
+	_, next, due := ws.left(w.from, w.state == searched, now)
+	if len(due) > 0 || !next.IsZero() && (ws.at.IsZero() || next.Before(ws.at)) {
+		ws.wake.Notify()
+	}
+}
+
+// left returns what is left of a wait that began then: whether it is over, as all engines
+// are live, those that can be asked have answered, and the time has passed for the others
+// and for the search; or else which engines are to be asked now, and when to look again, the
+// zero time if only an answer or an engine that comes back can end it.
+func (ws *waits) left(from time.Time, search bool, now time.Time) (over bool, next time.Time, due []*confirmation) {
+	if ws.live.IsZero() {
+		return false, next, nil
+	}
+	from, over = latest(from, ws.live), true
+	timed := search || len(ws.confirmations) == 0
+	for _, c := range ws.confirmations {
+		if c.timed() {
+			timed = true
 			continue
 		}
-		_, known := ownerOf(ms, slot, all)
-		to := uncertain(ms, known, all)
-		to.since, to.lost = latest(to.since, to.lost), time.Time{}
-		d = d.and(to)
+		if c.settled(from.Add(reportTime)) {
+			continue
+		}
+		over = false
+		switch t := latest(from.Add(reportTime), c.rests); {
+		case !c.asked.IsZero():
+		case t.After(now):
+			next = earliest(next, t)
+		default:
+			due = append(due, c)
+		}
 	}
-	return d
+	if end := from.Add(ownerWait); timed && end.After(now) {
+		over, next = false, earliest(next, end)
+	}
+	return over, next, due
 }
 
-// unnamedTarget is the doubt about a NAT rule of a port whose owner is known: it may
-// lead to somebody else whom an engine names later. A target that has stopped does not
-// prolong it, because the port is not its own.
-func (m member) unnamedTarget() (d doubt) {
-	if a := m.attribution; a != nil && a.unnamed {
-		d.target = latest(m.binding.Since, a.since)
+// earliest returns the earlier of two times, of which the zero time is none.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
 	}
-	return d
+	return a
 }
 
-// targetDoubt is the doubt about a NAT rule that diverts what is dialled of another
-// port, whose owner is known that well.
-func (m member) targetDoubt(known precedence, all slots) doubt {
-	if known == container {
-		known = target // the rule's owner is another one
+// Run asks engines for lists and ends the waits for owners that none names. It returns
+// when ctx ends.
+func (r *Registry) Run(ctx context.Context) error {
+	for {
+		next, asks := r.endWaits()
+		for _, ask := range asks {
+			ask()
+		}
+		if !next.IsZero() { // by Options.Now, which may be another clock
+			next = time.Now().Add(next.Sub(r.now()))
+		}
+		if err := schedule.Wait(ctx, next, r.waits.wake); err != nil {
+			return err
+		}
 	}
-	d := m.uncertain(known, all)
-	return doubt{target: latest(d.from(), m.lost), left: d.left}
 }
 
-// relayed reports whether a socket may serve a container though it is not in the
-// container's cgroup: its program is one by which engines relay or reserve ports,
-// or it is not known which one it is.
-func relayed(b *kept) bool {
-	if b.Owner.Kind == port.OwnerUnknown {
-		return b.Hints.Cgroup != rootCgroup
-	}
-	if b.Hints.Cgroup > rootCgroup && len(b.Hints.Paths) == 0 {
-		return true // of a cgroup that is gone, or cannot be seen
-	}
-	switch relayName(b.Owner.Name) {
-	case "docker-proxy", "dockerd", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "conmon", "podman",
-		"nerdctl", "sleep", "crio", "kube-proxy":
-		return true
-	}
-	return false
-}
+// endPause is between two looks at the waits, of which there may be thousands.
+const endPause = 250 * time.Millisecond
 
-// relayName returns the name of a program without what is added to that of some relays:
-// "pasta.avx2", and "rootlesskit-doc" (docker-proxy, truncated).
-func relayName(name string) string {
-	if i := strings.IndexAny(name, ".-"); i > 0 && name != "docker-proxy" && name != "kube-proxy" {
-		return name[:i]
+// endWaits gives up what has waited long enough, and returns what asks engines for lists,
+// and when to look again, the zero time if nothing waits for a time.
+func (r *Registry) endWaits() (next time.Time, asks []func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waits.at = time.Time{}
+	now, dirty := r.now(), new(touched)
+	for k, w := range r.waits.byKey {
+		if !w.ends() {
+			continue
+		}
+		over, t, due := r.waits.left(w.from, w.state == searched, now)
+		if over {
+			dirty.mark(k.Slot(), 0)
+		}
+		for _, c := range due {
+			asks = append(asks, r.request(c, now))
+		}
+		next = earliest(next, t)
 	}
-	return name
+	r.merge(dirty)
+	if !next.IsZero() {
+		next = latest(next, now.Add(endPause))
+	}
+	r.waits.at = next
+	return next, asks
 }
 
 // enginesLive reports whether every source that has facts is live.
@@ -249,185 +245,4 @@ func (r *Registry) engineStateChanged(s *source) {
 	if live {
 		r.waits.wake.Notify()
 	}
-}
-
-// decide sets the decision of m, whose port had an owner of that kind, and notes whether it
-// waits for an owner.
-func (r *Registry) decide(m *merged, old port.OwnerKind) {
-	p, d := &m.Publication, m.doubt
-	if len(r.engines) == 0 {
-		d.since, d.target = time.Time{}, time.Time{}
-	}
-	now := r.now()
-	w := r.waits.next(m, d, old, now)
-	if w == nil {
-		p.OwnerPending = false
-		delete(r.waits.byKey, p.Key)
-		r.apply(p)
-		return
-	}
-	r.waits.set(p.Key, w, now)
-	if !w.lost && !d.aboutOwner() {
-		// Another owner can only add a denial.
-		p.OwnerPending = false
-		if r.apply(p); !p.Decision.Allow {
-			return
-		}
-	}
-	p.OwnerPending = !w.over
-	r.apply(p)
-}
-
-// next returns the wait of m, whose port had an owner of that kind: the one that it has, or
-// another. It is nil if there is nothing to wait for.
-func (ws *waits) next(m *merged, d doubt, old port.OwnerKind, now time.Time) *wait {
-	kind, w := m.Owner.Kind, ws.byKey[m.Key]
-	next := wait{from: now, since: d.from(), known: m.known, left: d.left, search: !d.process.IsZero()}
-	// Of a deleted Service, rules may be left that lead to pods, or into a swarm.
-	deleted := old == port.OwnerService && kind == port.OwnerContainer
-	if next.orphan = d.unclaimed && m.known < service && (w != nil && w.orphan || deleted); next.orphan {
-		next.lost = true
-		if w != nil && w.orphan && d.left == w.left {
-			return w
-		}
-		return &wait{from: now, since: next.since, known: next.known, lost: true, left: next.left, orphan: true}
-	}
-	if kind < port.OwnerService && !d.lost.IsZero() && !ws.past(d.lost, now) {
-		next.lost, next.since = true, latest(next.since, d.lost)
-	}
-	switch {
-	case next.since.IsZero():
-		return nil
-	case w != nil && !w.orphan && !next.since.After(w.since) && d.left == w.left && kind >= old && m.known >= w.known &&
-		(w.over || w.lost || !next.lost):
-		w.known, w.lost, w.search = m.known, next.lost, next.search
-		return w
-	}
-	return new(next)
-}
-
-// past reports whether nobody named an owner in time after one was lost.
-func (ws *waits) past(lost, now time.Time) bool { return ws.settled(lost, false, now) }
-
-// ended reports whether nobody named an owner in time.
-func (ws *waits) ended(w *wait, now time.Time) bool {
-	return w.ends() && ws.settled(w.from, w.search, now)
-}
-
-// settled reports whether a wait that began then is over: all engines are live, those
-// that can be asked have answered, and the time for the others has passed, and for the
-// search of a process.
-func (ws *waits) settled(from time.Time, search bool, now time.Time) bool {
-	if ws.live.IsZero() {
-		return false
-	}
-	end, timed := ws.end(from, search)
-	return (!timed || !end.After(now)) && !slices.ContainsFunc(ws.confirmations, func(c *confirmation) bool {
-		return !c.timed() && !c.settled(ws.asking(from))
-	})
-}
-
-// end returns until when a wait that began then lasts at least. timed is false if
-// engines alone decide that.
-func (ws *waits) end(from time.Time, search bool) (t time.Time, timed bool) {
-	timed = search || len(ws.confirmations) == 0 || slices.ContainsFunc(ws.confirmations, (*confirmation).timed)
-	return latest(from, ws.live).Add(ownerWait), timed
-}
-
-// asking returns from when on engines are asked for a wait that began then.
-func (ws *waits) asking(from time.Time) time.Time { return latest(from, ws.live).Add(reportTime) }
-
-// look returns when to look at a wait again, at the latest, the zero time if an engine's
-// answer is awaited. It appends the engines that are to be asked now.
-func (ws *waits) look(w *wait, now time.Time, due []*confirmation) (next time.Time, _ []*confirmation) {
-	if end, timed := ws.end(w.from, w.search); timed && end.After(now) {
-		next = end
-	}
-	for _, c := range ws.confirmations {
-		switch t := c.due(ws.asking(w.from)); {
-		case t.IsZero():
-		case t.After(now):
-			next = earliest(next, t)
-		case !slices.Contains(due, c):
-			due = append(due, c)
-		}
-	}
-	return next, due
-}
-
-// earliest returns the earlier of two times, of which the zero time is none.
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
-}
-
-// set notes a wait, and wakes Run if that is to look at it earlier than planned.
-func (ws *waits) set(k port.Key, w *wait, now time.Time) {
-	if ws.byKey == nil {
-		ws.byKey = make(map[port.Key]*wait)
-	}
-	ws.byKey[k] = w
-	if ws.live.IsZero() || !w.ends() {
-		return
-	}
-	next, due := ws.look(w, now, nil)
-	if len(due) > 0 || ws.ended(w, now) || !next.IsZero() && (ws.at.IsZero() || next.Before(ws.at)) {
-		ws.wake.Notify()
-	}
-}
-
-// Run asks engines for lists and ends the waits for owners that none names. It returns
-// when ctx ends.
-func (r *Registry) Run(ctx context.Context) error {
-	for {
-		next, asks := r.endWaits()
-		for _, ask := range asks {
-			ask()
-		}
-		if !next.IsZero() { // by Options.Now, which may be another clock
-			next = time.Now().Add(next.Sub(r.now()))
-		}
-		if err := schedule.Wait(ctx, next, r.waits.wake); err != nil {
-			return err
-		}
-	}
-}
-
-// endPause is between two looks at the waits, of which there may be thousands.
-const endPause = 250 * time.Millisecond
-
-// endWaits decides what has waited long enough, and returns what asks engines for lists,
-// and when to look again, the zero time if nothing waits for a time.
-func (r *Registry) endWaits() (next time.Time, asks []func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.waits.at = time.Time{}
-	if r.waits.live.IsZero() {
-		return next, nil
-	}
-	now, dirty := r.now(), new(touched)
-	var due []*confirmation
-	for k, w := range r.waits.byKey {
-		switch {
-		case !w.ends():
-		case r.waits.ended(w, now):
-			w.over = true
-			dirty.mark(k.Slot(), 0)
-		default:
-			var t time.Time
-			t, due = r.waits.look(w, now, due)
-			next = earliest(next, t)
-		}
-	}
-	r.merge(dirty)
-	for _, c := range due {
-		asks = append(asks, r.request(c, now))
-	}
-	if !next.IsZero() {
-		next = latest(next, now.Add(endPause))
-	}
-	r.waits.at = next
-	return next, asks
 }
