@@ -248,28 +248,6 @@ func TestWaitEndsWhenItsProcessIsFoundAfterTheLists(t *testing.T) {
 	})
 }
 
-// A wait that begins while a list is under way needs two that began after it.
-func TestListThatBeganBeforeDoesNotCount(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newAsked(t)
-		docker, feed := g.engine("docker")
-		feed.Replace(nil)
-		_, other := proxy("other", 8300, "172.17.0.3")
-		g.nat.Apply(put(other))
-		time.Sleep(reportTime)
-		listed := docker.takes()
-		g.unnamed("c")
-		g.nat.Apply(drop(other))
-		listed()
-		for _, when := range []string{"first", "second"} {
-			time.Sleep(listPause)
-			g.want(t, when, "pending")
-			docker.answer(t, when)
-		}
-		g.want(t, "two lists", "allow")
-	})
-}
-
 // All engines must have answered, since all of them were live.
 func TestEachLiveEngineIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

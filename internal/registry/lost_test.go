@@ -35,42 +35,6 @@ func plain(id, at string) []port.Binding {
 	return []port.Binding{b}
 }
 
-// A port that waits for another owner in one family has its owner in the other.
-func TestFamilyOfALostPortWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		v4 := declared("c", "0.0.0.0:8200", port.OwnerContainer, "web")
-		g.docker.Replace([]port.Binding{v4})
-		g.sockets.Apply(put(append(plain("4", "0.0.0.0:8200"), plain("6", "[::]:8200")...)))
-		time.Sleep(2 * ownerWait)
-		g.docker.Apply(drop([]port.Binding{v4}))
-		g.wantPort(t, "IPv4 lost its claim", "0.0.0.0:8200", "pending")
-		g.wantPort(t, "IPv6 had none", "[::]:8200", "allow")
-		time.Sleep(time.Second)
-		g.docker.Apply(put([]port.Binding{declared("d", "[::]:8200", port.OwnerContainer, "www")}))
-		g.wantPort(t, "IPv6 is claimed", "0.0.0.0:8200", "pending")
-		time.Sleep(ownerWait)
-		g.wantPort(t, "later", "0.0.0.0:8200", "allow")
-		g.docker.Stale(errors.New("gone"))
-		g.wantPort(t, "the engine is lost", "0.0.0.0:8200", "allow")
-	})
-}
-
-// A container's port loses the claim on IPv4 alone.
-func TestFamilyThatLosesItsContainerWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		cs := claim("c", "web", 8200)
-		g.docker.Replace(cs)
-		g.sockets.Apply(put(plain("4", "0.0.0.0:8200")))
-		g.wantPort(t, "claimed", "[::]:8200", "allow")
-		time.Sleep(2 * ownerWait)
-		g.docker.Apply(drop(cs[:1]))
-		g.wantPort(t, "IPv4 lost its claim", "0.0.0.0:8200", "pending")
-		g.wantPort(t, "IPv4 lost its claim", "[::]:8200", "allow")
-	})
-}
-
 // A port that is sent on to one that lost its container waits as that one does.
 func TestRedirectToALostPortWaits(t *testing.T) {
 	for name, to := range map[string][]string{

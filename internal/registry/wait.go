@@ -86,14 +86,12 @@ func (r *Registry) decide(m *merged, old port.OwnerKind) {
 	deleted := old == port.OwnerService && p.Owner.Kind == port.OwnerContainer
 	w := r.waits.next(r.waits.byKey[p.Key], d, m.known, deleted, now)
 	r.waits.set(p.Key, w, now)
-	if !w.pending() || d.owner.IsZero() {
-		r.apply(p)
-		if !w.pending() || !p.Decision.Allow { // another owner behind a NAT rule can only add a denial
-			return
-		}
-	}
-	p.OwnerPending = true
+	p.OwnerPending = w.pending() && !d.owner.IsZero()
 	r.apply(p)
+	if w.pending() && !p.OwnerPending && p.Decision.Allow {
+		p.OwnerPending = true // who else is behind a NAT rule can only add a denial
+		r.apply(p)
+	}
 }
 
 // set notes a wait, and wakes Run if that is to look at it earlier than planned.

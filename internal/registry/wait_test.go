@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -128,24 +127,11 @@ func TestDeniedContainerNeverOpens(t *testing.T) {
 				g.sockets.Apply(drop(sockets))
 				g.want(t, "the end", "")
 			}
+			if n := len(g.waits.byKey); n != 0 {
+				t.Errorf("%d waits are left", n)
+			}
 		})
 	}
-}
-
-// A container in the guest's own network has no ports of its own to declare.
-func TestDeniedHostNetworkContainerNeverOpens(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		g.docker.Replace(nil)
-		b := in(binding("1", "0.0.0.0:8200", 9), 50, "/system.slice/docker-"+id1+".scope")
-		g.sockets.Apply(put([]port.Binding{b}))
-		g.want(t, "listen", "pending")
-		time.Sleep(time.Second)
-		g.facts.put(AttributionKey{Path: id1}, "secret0")
-		g.want(t, "the start event", "deny")
-		g.facts.remove(AttributionKey{Path: id1})
-		g.want(t, "the die event", "pending")
-	})
 }
 
 // What no engine can name is published at once, whatever state engines are in.
@@ -161,49 +147,6 @@ func TestPlainProcessDoesNotWait(t *testing.T) {
 		c := in(binding("2", "0.0.0.0:8201", 9), 50, "/system.slice/nginx.service")
 		g.sockets.Apply(put([]port.Binding{c}))
 		g.want(t, "Docker is stale", "allow")
-	})
-}
-
-// An agent that starts beside an engine that hangs knows no owners.
-func TestPortsWaitWhileAnEngineIsStartingOrStale(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		sockets, rules := proxy("c", 8200, "172.17.0.2")
-		g.sockets.Replace(sockets)
-		g.nat.Replace(rules)
-		g.want(t, "Docker is starting", "pending")
-		time.Sleep(time.Minute)
-		g.docker.Stale(errors.New("no answer"))
-		g.want(t, "Docker is stale", "pending")
-		time.Sleep(time.Hour)
-		g.want(t, "an hour later", "pending")
-		g.docker.Replace(claim("c", "secret0", 8200))
-		g.want(t, "Docker lists its containers", "deny")
-		// The facts come with a look at each container.
-		g.facts.put(address("172.17.0.2"), "secret0")
-		g.want(t, "Docker is looked at", "deny")
-	})
-}
-
-// An address that an engine gave to one container before the connection to it was
-// lost may be another's since.
-func TestFactOfAStaleEngineDoesNotNameANewRule(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		g.docker.Replace(nil)
-		g.facts.put(address("172.17.0.2"), "web")
-		_, old := proxy("old", 8200, "172.17.0.2")
-		g.nat.Apply(put(old))
-		g.want(t, "a rule of a container that is known", "allow")
-		g.docker.Stale(errors.New("gone"))
-		g.want(t, "Docker is stale", "allow") // what is open stays open
-		g.nat.Apply(drop(old))
-		_, rules := proxy("new", 8200, "172.17.0.2")
-		g.nat.Apply(put(rules))
-		g.want(t, "another rule to the same address", "pending")
-		g.facts.put(address("172.17.0.2"), "secret0")
-		g.docker.Replace(nil)
-		g.want(t, "Docker is back", "deny")
 	})
 }
 
@@ -234,26 +177,6 @@ func TestWaitForAnOwnerEnds(t *testing.T) {
 		g.nat.Apply(drop(next))
 		time.Sleep(2 * ownerWait)
 		g.want(t, "the old rule is left", "allow")
-	})
-}
-
-// An engine that is back lists its containers again: it has the whole time for that.
-func TestWaitRestartsWhenEngineReturns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		g.docker.Replace(nil)
-		_, rules := proxy("c", 8200, "172.17.0.2")
-		g.nat.Apply(put(rules))
-		for range 5 {
-			time.Sleep(ownerWait - time.Second)
-			g.want(t, "Docker is live", "pending")
-			g.docker.Stale(errors.New("gone"))
-			time.Sleep(time.Second)
-			g.docker.Replace(nil)
-			g.want(t, "Docker is back", "pending")
-		}
-		time.Sleep(ownerWait + time.Second)
-		g.want(t, "nobody named it in time", "allow")
 	})
 }
 
@@ -305,90 +228,6 @@ func TestRuleOfAContainerWhoseEngineIsLostStays(t *testing.T) {
 	}
 }
 
-func TestRenameAndRulesDecideAnew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		g.docker.Replace(nil)
-		g.facts.put(address("172.17.0.2"), "web")
-		_, rs := proxy("c", 8200, "172.17.0.2")
-		g.nat.Apply(put(rs))
-		g.want(t, "web", "allow")
-		g.facts.put(address("172.17.0.2"), "secret0")
-		g.want(t, "renamed", "deny")
-		g.SetRules(rules.Empty(rules.Loopback()))
-		g.want(t, "no rules", "allow")
-	})
-}
-
-// Whatever order the sources report in, no port that a denied container serves
-// is ever open.
-func TestDeniedContainerModel(t *testing.T) {
-	for seed := range uint64(200) {
-		synctest.Test(t, func(t *testing.T) { deniedModel(t, rand.New(rand.NewPCG(seed, 3))) })
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
-		}
-	}
-}
-
-func deniedModel(t *testing.T, rng *rand.Rand) {
-	g := newGuarded(t)
-	g.docker.Replace(nil)
-	for round := range 30 {
-		name, ip, n := []string{"secret0", "web"}[rng.IntN(2)], fmt.Sprint("172.17.0.", 2+rng.IntN(2)), 8200
-		id := fmt.Sprint("c", round)
-		sockets, rs := proxy(id, n, ip)
-		key, host := address(ip), rng.IntN(3) == 0
-		if host {
-			cid := fmt.Sprintf("%064x", round)
-			b := in(binding(id, fmt.Sprintf("0.0.0.0:%d", n), 9), uint64(100+round), "/docker/"+cid)
-			sockets, rs, key = []port.Binding{b}, nil, AttributionKey{Path: cid}
-		}
-		if rng.IntN(4) == 0 {
-			sockets = sockets[:1] // IPv4 alone
-		}
-		up := []func(){func() { g.sockets.Apply(put(sockets)) }, func() { g.nat.Apply(put(rs)) }}
-		known := func() {
-			g.facts.put(key, name)
-			if !host {
-				g.docker.Apply(put(claim(id, name, n)))
-			}
-		}
-		unknown := func() {
-			g.facts.remove(key)
-			if !host {
-				g.docker.Apply(drop(claim(id, name, n)))
-			}
-		}
-		down := []func(){func() { g.sockets.Apply(drop(sockets)) }, func() { g.nat.Apply(drop(rs)) }, unknown}
-		rng.Shuffle(len(up), func(i, j int) { up[i], up[j] = up[j], up[i] })
-		rng.Shuffle(len(down), func(i, j int) { down[i], down[j] = down[j], down[i] })
-		steps := append(up, known)
-		steps = append(steps, down...)
-		if rng.IntN(5) == 0 {
-			at := rng.IntN(len(steps))
-			steps = append(steps[:at:at], append([]func(){func() { g.docker.Stale(errors.New("gone")) }}, steps[at:]...)...)
-		}
-		for i, step := range steps {
-			step()
-			synctest.Wait()
-			for k, p := range g.Publications().View().All() {
-				if name == "secret0" && p.Decision.Allow {
-					t.Errorf("round %d, step %d: %s is open, owner %+v, host network %v", round, i, k, p.Owner, host)
-					return
-				}
-			}
-			time.Sleep(time.Duration(rng.IntN(3000)) * time.Millisecond)
-		}
-		if n := g.Publications().View().Len(); n != 0 || len(g.waits.byKey) != 0 {
-			t.Errorf("round %d: %d publications and %d waits are left", round, n, len(g.waits.byKey))
-		}
-		if st, _ := g.Sources().View().Get("docker"); st.State == Stale {
-			g.docker.Replace(nil)
-		}
-	}
-}
-
 // Only what kube-proxy left of a Service waits without end, not a container that claims
 // the Service's port.
 func TestContainerClaimOnServicePortNotPending(t *testing.T) {
@@ -425,26 +264,6 @@ func TestRuleOfADeletedServiceStaysClosed(t *testing.T) {
 		g.want(t, "another rule", "pending")
 		g.docker.Apply(put([]port.Binding{service}))
 		g.want(t, "the Service is back", "allow")
-	})
-}
-
-// Two engines that name different containers for an address do not say that one stopped.
-func TestRuleOfAContestedAddressIsNotLeftBehind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		facts, containerd := g.second()
-		g.docker.Replace(nil)
-		containerd.Replace(nil)
-		g.facts.put(address("10.4.0.2"), "web")
-		_, rs := proxy("c", 8200, "10.4.0.2")
-		rs[0].Maker = port.MakerCNI
-		g.nat.Apply(put(rs))
-		g.want(t, "one engine", "allow")
-		facts.put(address("10.4.0.2"), "www")
-		time.Sleep(2 * ownerWait)
-		g.want(t, "two engines", "allow") // no rule tells them apart
-		facts.put(address("10.4.0.2"), "secret0")
-		g.want(t, "one is denied", "pending")
 	})
 }
 
