@@ -397,9 +397,9 @@ func TestFewStepsAreUnseen(t *testing.T) {
 		a, b, pa, pb := one(t, kind("t"), from(src), m)
 		pa.out = make(chan []byte, 10_000)
 		pb.in = pa.out
-		slow := true
+		var quick atomic.Bool
 		b.o.Wait = func(ctx context.Context, _, _ int) error {
-			if slow {
+			if !quick.Load() {
 				time.Sleep(time.Second / 2)
 			}
 			return nil
@@ -412,7 +412,7 @@ func TestFewStepsAreUnseen(t *testing.T) {
 		if n := a.o.Stats.FramesOut.Load(); n > 100 {
 			t.Errorf("%d messages left in the time in which the peer takes two", n)
 		}
-		slow = false
+		quick.Store(true)
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if !m.equals(content(src)) {
