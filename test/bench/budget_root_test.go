@@ -30,9 +30,8 @@ var steps = []struct{ name, call string }{
 	{"event-read", "source/socket.(*handler).Apply"},
 	{"owner-known", "registry.(*source).Apply"},
 	{"merged", "reconcile.(*Reconciler).apply"},
-	{"wanted", "reconcile.(*worker).sync"},
-	{"sink-runs", "sink/hostlink.(*session).write"},
-	{"encoded", "link.(*lastWords).Write"},
+	{"wanted", "replica.(*Session).try"},
+	{"encoded", "link.(*control).Try"},
 	{"arrived", ""},
 }
 
