@@ -70,7 +70,7 @@ func TestPage(t *testing.T) {
 		p := r.page(c, t, 1280, 800)
 		p.wait("all ports", portsIn, "5432 5433 6379 8080 8100 8125 9229")
 		for port, want := range map[string]string{
-			"8080": `tcp active 127\.0\.0\.1:8080 .*process .*\[::\]:8080 socket \d+ (s|min)`,
+			"8080": `tcp active 127\.0\.0\.1:8080 .*process .*\*:8080 socket \d+ (s|min)`,
 			"5433": `tcp active 127\.0\.0\.1:5433 process postgres `,
 			"6379": `active \[::1\]:6379`,
 			"8125": `udp active 127\.0\.0\.1:8125`,
