@@ -3,10 +3,10 @@
 // Package replica keeps tables of a peer equal to tables of ours, and ours to those of the
 // peer, over one connection.
 //
-// A table is sent as a whole and then by its changes, each from one generation to a later one.
-// A large step comes in parts and is applied as one. Who is sent what does not fit asks for all
-// tables anew. A table that Answers another one is sent together with what was seen of that:
-// the peer that reads "seen 7" has every row that came of generation 7.
+// A table is sent as a snapshot and then by its changes, each from one generation to a later
+// one. A large step comes in parts and is applied as one. A receiver that gets a step which does
+// not fit its table asks for all tables anew. A table with Answers is sent together with the word
+// that the table it answers was seen: a peer that reads "seen 7" has every answer to generation 7.
 package replica
 
 import (
@@ -25,7 +25,8 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// Kind is one table that crosses the link: a line in Tables, and a function that applies it.
+// Kind is one table that crosses the link. tables.go has all of them, a line each; the receiver
+// gives a function that applies its steps.
 type Kind[K comparable, V any] struct {
 	Name     string
 	Check    func(V) error // what a receiver refuses; a sender leaves it out
@@ -64,7 +65,7 @@ type Options struct {
 	Wait func(ctx context.Context, rows, bytes int) error
 	// After, if not nil, is called after each message, when all of it was applied.
 	After func()
-	// Fault, if not nil, is called with what is wrong with a message that was dropped.
+	// Fault, if not nil, is called with the mistake in a message that was dropped.
 	Fault func(error)
 	// Stats counts, over any number of sessions; nil counts nothing.
 	Stats *Stats

@@ -7,7 +7,7 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// Wanted is what an agent wants to be open on the host.
+// Wanted are the ports that an agent wants to be open on the host.
 func Wanted() Kind[port.Key, wire.Publication] {
 	return Kind[port.Key, wire.Publication]{
 		Name: "wanted", Check: wire.Publication.Check, CheckKey: wire.CheckKey, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes,
@@ -15,18 +15,18 @@ func Wanted() Kind[port.Key, wire.Publication] {
 	}
 }
 
-// Outcomes is what became of that on the host.
+// Outcomes are the host's answers to Wanted: what is open, and why the rest is not.
 func Outcomes() Kind[port.Key, wire.Answer] {
 	return Kind[port.Key, wire.Answer]{Name: "outcomes", Check: wire.Answer.Check, CheckKey: wire.CheckKey, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes, Answers: "wanted"}
 }
 
-// Unpublished is the ports of the guest that it does not publish, for people to see. There is
-// neither a host address nor anything to dial in it.
+// Unpublished are the ports that the guest does not publish, for people to see. Their rows have
+// neither a host address nor anything to dial.
 func Unpublished() Kind[port.Key, wire.UnpublishedPort] {
 	return Kind[port.Key, wire.UnpublishedPort]{Name: "unpublished", Check: wire.UnpublishedPort.Check, CheckKey: wire.CheckKey, Max: wire.MaxUnpublished, MaxBytes: wire.MaxSetBytes, Rate: 1000}
 }
 
-// Unread is the NAT rules that the agent does not understand, each its own key.
+// Unread are the NAT rules that the agent does not understand, each its own key.
 func Unread() Kind[wire.Unread, wire.Unread] {
 	return Kind[wire.Unread, wire.Unread]{Name: "unread", Check: wire.Unread.Check, CheckKey: wire.Unread.Check, Max: wire.MaxUnread, MaxBytes: 1 << 20, Rate: 1000}
 }
