@@ -21,7 +21,7 @@ help: ## List the targets; "go run ./hack/stages" lists what else can be run
 .PHONY: quick
 quick: ## Check format, vet, and test the packages without I/O: a minute; needs nothing but Go
 	@bad=$$(gofmt -l cmd internal test hack *.go); [ -z "$$bad" ] || { printf 'not formatted, run gofmt -w:\n%s\n' "$$bad" >&2; exit 1; }
-	@for module in . test; do (cd $$module; go vet -tags $(TAGS) ./...; go test $$($(pure))); done
+	@for module in . test; do (cd $$module; go vet -tags $(TAGS) ./...; go test $$([ $$module = . ] || echo -count=1) $$($(pure))); done
 
 .PHONY: build
 build: ## Build bin/fairlead for this machine; needs nothing but Go
