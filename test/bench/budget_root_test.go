@@ -220,7 +220,7 @@ func TestEventIsFollowedThroughTheTrace(t *testing.T) {
 	}
 	line(10, 300, "s1: (0x4d10)")
 	line(11, 0, fmt.Sprintf(listens, 20_002))
-	line(11, 5, "s7: (0x4d70)")
+	line(11, 5, fmt.Sprintf("s%d: (0x4d20)", len(steps)-1)) // of an earlier event
 	for i := 1; i < len(steps); i++ {
 		line(11, 10*i, fmt.Sprintf("s%d: (0x4d20)", i))
 	}
@@ -231,13 +231,17 @@ func TestEventIsFollowedThroughTheTrace(t *testing.T) {
 		}
 		return d
 	}
+	first, second := []int{100, 100}, []int{0, 10} // the steps of both events, in µs
+	for i := 2; i < len(steps); i++ {
+		first, second = append(first, 100+10*i), append(second, 10*i)
+	}
 	for _, c := range []struct {
 		port int
 		came time.Duration
 		want []time.Duration
 	}{
-		{20_001, us(10*time.Second, 200)[0], us(10*time.Second, 100, 100, 120, 130, 140, 150, 160, 170, 200)},
-		{20_002, us(11*time.Second, 100)[0], us(11*time.Second, 0, 10, 20, 30, 40, 50, 60, 70, 100)},
+		{20_001, us(10*time.Second, 200)[0], us(10*time.Second, append(first, 200)...)},
+		{20_002, us(11*time.Second, 100)[0], us(11*time.Second, append(second, 100)...)},
 		{20_003, us(12*time.Second, 100)[0], nil}, // the kernel's event was lost
 		{20_002, us(11*time.Second, 15)[0], nil},  // what there is comes after the message
 	} {
