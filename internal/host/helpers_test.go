@@ -437,6 +437,23 @@ func start(t *testing.T, opt Options, agents ...*agent) (h *Host, stop func()) {
 	return startGuests(t, opt)
 }
 
+// idle returns a host that does not run, so that a test takes its steps one by one.
+func idle(t testing.TB, opt Options, guests ...string) *Host {
+	t.Helper()
+	for _, name := range guests {
+		opt.Guests = append(opt.Guests, Guest{Name: name, Dial: func(context.Context) (link.Session, error) {
+			return nil, errors.New("not dialled")
+		}})
+	}
+	h, err := New(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.state.ctx = t.Context()
+	t.Cleanup(h.withdraw)
+	return h
+}
+
 func startGuests(t *testing.T, opt Options) (h *Host, stop func()) {
 	t.Helper()
 	if opt.BackoffMax == 0 {

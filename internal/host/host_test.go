@@ -1163,18 +1163,7 @@ func testWaitingConnectionSeesTheOwnerOfNow(t *testing.T) {
 // A port that waits for the limit is not opened by rules that were replaced meanwhile.
 func TestWaitingPortIsOpenedByTheRulesOfNow(t *testing.T) {
 	network := newMemory()
-	h, err := New(Options{Network: network, Holders: named{}, MaxListeners: 1, Guests: []Guest{{
-		Name: "vm", Dial: func(context.Context) (link.Session, error) { return nil, errors.New("not dialled") },
-	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.guests[0].withdraw()
-		h.commit(context.Background())
-	})
+	h := idle(t, Options{Network: network, Holders: named{}, MaxListeners: 1}, "vm")
 	g, first, second := h.guests[0], key(port.TCP, any4, 80), key(port.TCP, any4, 81)
 	if err := g.applyWanted(t.Context(), whole(1, pub(first), pub(second))); err != nil {
 		t.Fatal(err)
@@ -1185,7 +1174,7 @@ func TestWaitingPortIsOpenedByTheRulesOfNow(t *testing.T) {
 	if err := g.applyWanted(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
-	if o := g.pubs[second].outcomes(); len(o) != 1 || o[0].State != port.Denied || len(network.tries) != 1 {
+	if o := g.state.pubs[second].outcomes(); len(o) != 1 || o[0].State != port.Denied || len(network.tries) != 1 {
 		t.Errorf("%+v after %d attempts to listen", o, len(network.tries))
 	}
 }
@@ -1224,7 +1213,7 @@ func testFlowOutlivesPublication(t *testing.T) {
 
 func BenchmarkSnapshot(b *testing.B) {
 	const n = 4096
-	g := newGuestForBench(b)
+	g := idle(b, Options{}, "vm").guests[0]
 	var pubs []wire.Publication
 	for i := range n {
 		pubs = append(pubs, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
@@ -1238,14 +1227,4 @@ func BenchmarkSnapshot(b *testing.B) {
 		}
 		g.h.wg.Wait()
 	}
-}
-
-func newGuestForBench(b *testing.B) *guest {
-	h, err := New(Options{Guests: []Guest{{Name: "vm", Dial: func(context.Context) (link.Session, error) {
-		return nil, errors.ErrUnsupported
-	}}}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return h.guests[0]
 }

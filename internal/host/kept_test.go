@@ -178,7 +178,7 @@ func TestIncompleteSnapshotKeepsPorts(t *testing.T) {
 			a.drop(errors.New("gone"))
 			time.Sleep(11 * time.Second)
 			wantOpen(t, network)
-			if h.guests[0].kept.len() != 0 || !h.guests[0].keptEnd.IsZero() {
+			if h.guests[0].state.kept != 0 || !h.guests[0].state.keptEnd.IsZero() {
 				t.Error("something is kept")
 			}
 		})
@@ -330,12 +330,10 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 			keptRig(t, func(a *agent, h *Host, _ *memory) {
 				h.SetPolicy(policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Name: "db"}, Deny: true}))
 				synctest.Wait()
-				h.mu.Lock()
-				claim := h.guests[0].pubs[p81].claims[0]
-				h.mu.Unlock()
+				to := firstTarget(h, p81)
 				ended := make(chan error, 1)
 				go func() {
-					_, err := h.stream(context.Background(), claim, netip.AddrPort{}, netip.AddrPort{})
+					_, err := h.stream(context.Background(), to, netip.AddrPort{}, netip.AddrPort{})
 					ended <- err
 				}()
 				time.Sleep(time.Second)
@@ -346,6 +344,13 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 			})
 		})
 	}
+}
+
+// firstTarget returns the target of the first claim of a publication.
+func firstTarget(h *Host, k port.Key) *target {
+	l := h.guests[0].lock()
+	defer l.unlock()
+	return &l.pubs[k].claims[0].target
 }
 
 // webByName is a publication that the guest was asked for as web:80.
@@ -393,12 +398,10 @@ func testConnectionToKeptNameIsOfThatName(t *testing.T, other string) {
 		a.wants(web.Key, port.Active)
 		a.restart(incomplete(1))
 		synctest.Wait()
-		h.mu.Lock()
-		claim := h.guests[0].pubs[web.Key].claims[0]
-		h.mu.Unlock()
+		web80 := firstTarget(h, web.Key)
 		ended := make(chan error, 1)
 		go func() {
-			_, err := h.stream(context.Background(), claim, netip.AddrPort{}, netip.AddrPort{})
+			_, err := h.stream(context.Background(), web80, netip.AddrPort{}, netip.AddrPort{})
 			ended <- err
 		}()
 		time.Sleep(time.Second)

@@ -19,7 +19,6 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
@@ -344,13 +343,7 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 		t.Run(c.String(), func(t *testing.T) {
 			network := newMemory()
 			network.take("127.0.0.1:80", true)
-			h, err := New(Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}, Guests: []Guest{
-				{Name: "a", Dial: notDialled}, {Name: "b", Dial: notDialled},
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { closeAll(h) })
+			h := idle(t, Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}}, "a", "b")
 			a, b := h.guests[0], h.guests[1]
 			k, other := key(port.TCP, any4, 80), key(port.TCP, any4, 90)
 			set := func(g *guest, generation uint64, pubs ...wire.Publication) {
@@ -361,7 +354,7 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 			}
 			chosen := func(g *guest, k port.Key) uint16 {
 				t.Helper()
-				o := g.pubs[k].outcomes()
+				o := g.state.pubs[k].outcomes()
 				if len(o) != 1 || o[0].State != port.Active {
 					t.Fatalf("%+v", o)
 				}
@@ -372,8 +365,8 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 			set(a, 2)
 
 			// Of another guest, and another one of this guest, that would try it first.
-			h.moved[ID{"b", other}] = move{80, first}
-			delete(h.moved, ID{"a", k})
+			h.state.moved[ID{"b", other}] = move{80, first}
+			delete(h.state.moved, ID{"a", k})
 			set(a, 3, pub(k))
 			second := chosen(a, k)
 			set(b, 1, pub(other, at(lo4, 80)))
@@ -381,8 +374,8 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 				t.Errorf("%s has %d instead of its %d, and the other guest %d", other, got, first, second)
 			}
 			set(a, 4)
-			h.moved[ID{"a", other}] = move{80, second} // not here
-			delete(h.moved, ID{"a", k})
+			h.state.moved[ID{"a", other}] = move{80, second} // not here
+			delete(h.state.moved, ID{"a", k})
 			set(a, 5, pub(k))
 			if got := chosen(a, k); got == second || got == first {
 				t.Errorf("%s has %d, which is another's", k, got)
@@ -395,27 +388,11 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 	}
 }
 
-func notDialled(context.Context) (link.Session, error) { return nil, errors.New("not dialled") }
-
-// closeAll closes the listeners of a host that does not run.
-func closeAll(h *Host) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, g := range h.guests {
-		g.withdraw()
-	}
-	h.commit(context.Background())
-}
-
 // opened returns where the publications of a guest are open that come in a random order.
 func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map[port.Key]netip.AddrPort {
 	t.Helper()
-	opt.Guests = []Guest{{Name: "vm", Dial: notDialled}}
-	h, err := New(opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer closeAll(h)
+	h := idle(t, opt, "vm")
+	defer h.withdraw()
 	g := h.guests[0]
 	if err := g.applyWanted(t.Context(), whole(1)); err != nil {
 		t.Fatal(err)
@@ -430,9 +407,7 @@ func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map
 		all = all[n:]
 	}
 	got := map[port.Key]netip.AddrPort{}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for k, p := range g.pubs {
+	for k, p := range g.state.pubs {
 		for _, o := range p.outcomes() {
 			if o.State == port.Active {
 				got[k] = o.HostAddress
@@ -445,18 +420,7 @@ func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map
 // A guest whose conflicts had many ports tried waits for the wanted ones.
 func TestMovesOfAGuestAreLimited(t *testing.T) {
 	p := ports.Free(t)
-	h, err := New(Options{Policy: onConflict(t, port.OnConflictNext), Guests: []Guest{{
-		Name: "vm", Dial: func(context.Context) (link.Session, error) { return nil, errors.New("not dialled") },
-	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.guests[0].withdraw()
-		h.commit(context.Background())
-	})
+	h := idle(t, Options{Policy: onConflict(t, port.OnConflictNext)}, "vm")
 	g, k := h.guests[0], key(port.TCP, lan, p)
 	var first []wire.Publication
 	for i := range uint16(3) { // they take precedence
@@ -465,11 +429,10 @@ func TestMovesOfAGuestAreLimited(t *testing.T) {
 	tried := func(limit int) move {
 		t.Helper()
 		g.limits.moves = rate.NewLimiter(0, limit)
-		g.h.mu.Lock()
-		g.put(wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, p)}, Source: fmt.Sprint(limit)})
-		g.h.commit(t.Context())
-		g.h.mu.Unlock()
-		return h.moved[ID{"vm", k}]
+		if err := g.applyWanted(t.Context(), change(2, wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, p)}, Source: fmt.Sprint(limit)})); err != nil {
+			t.Fatal(err)
+		}
+		return h.state.moved[ID{"vm", k}]
 	}
 	if err := g.applyWanted(t.Context(), whole(1, first...)); err != nil {
 		t.Fatal(err)
@@ -477,7 +440,7 @@ func TestMovesOfAGuestAreLimited(t *testing.T) {
 	if m := tried(2); m != (move{}) {
 		t.Errorf("moved to %d by two tries", m.Port)
 	}
-	if o := g.pubs[k].outcomes(); len(o) != 1 || o[0].State != port.Conflict || o[0].HostAddress.Port() != p {
+	if o := g.state.pubs[k].outcomes(); len(o) != 1 || o[0].State != port.Conflict || o[0].HostAddress.Port() != p {
 		t.Errorf("%+v", o)
 	}
 	if m := tried(maxTries); m.Wanted != p || m.Port < p+3 {

@@ -262,9 +262,7 @@ func TestHeldAddresses(t *testing.T) {
 	if !refused(t, at(lo4, k.Port)) {
 		t.Error("the port is open")
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if next := h.retries.Next(); !next.IsZero() && next.Before(time.Now().Add(conflictMax)) {
+	if next := h.next(); !next.IsZero() && next.Before(time.Now().Add(conflictMax)) {
 		t.Errorf("it is tried again at %s", next)
 	}
 }

@@ -170,12 +170,3 @@ func TestUnpublishedPortsAreLimited(t *testing.T) {
 		})
 	}
 }
-
-func newIdleHost(t *testing.T) *Host {
-	t.Helper()
-	h, err := New(Options{Network: newMemory()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
-}
