@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strconv"
 	"time"
@@ -393,61 +392,38 @@ func (g *lockedGuest) decideRow(pub *publication) {
 		}
 		pub.remember(d.Host)
 	}
-	wasExposed := !pub.exposed.IsZero()
-	var exposed time.Time
+	g.change(pub, plan(pub.claims, pub.wire.Demands, !pub.exposed.IsZero(), pub.wanted(d), d))
+	var until time.Time
 	if d.Exposed != nil {
-		exposed = *d.Exposed
+		until = *d.Exposed
 	}
-	if !pub.exposed.Equal(exposed) {
-		pub.exposed = exposed
-		defer pub.describe()
+	if !pub.exposed.Equal(until) {
+		pub.exposed = until
+		pub.describe()
 	}
-	var addrs []netip.AddrPort
-	for _, a := range d.Host {
-		a = netip.AddrPortFrom(a.Addr().Unmap(), pub.portFor(a.Port()))
-		if d.Allow && a.Addr().IsValid() && !slices.Contains(addrs, a) {
-			addrs = append(addrs, a)
-		}
-	}
-	old := pub.claims
+}
+
+// change makes a difference to pub.
+func (g *lockedGuest) change(pub *publication, d diff) {
 	pub.claims = nil
-	isNew := false
-	for _, a := range addrs {
-		if i := slices.IndexFunc(old, func(c *claim) bool { return c.addr == a && c.isOf(pub.wire.Demands) }); i >= 0 {
-			pub.claims = append(pub.claims, old[i])
-			old = slices.Delete(slices.Clone(old), i, i+1)
-			continue
+	for _, p := range d.claims {
+		c := p.stays
+		if c == nil {
+			c = newClaim(pub, p.addr)
+			g.waiting = append(g.waiting, c)
+			g.h.changed[pub] = struct{}{}
 		}
-		isNew = true
-		c := newClaim(pub, a)
 		pub.claims = append(pub.claims, c)
-		g.waiting = append(g.waiting, c)
 	}
-	for _, c := range old {
+	for _, c := range d.ended {
 		g.release(c)
-		if wasExposed && !c.addr.Addr().IsLoopback() {
-			g.flows.ResetOutside(errHidden, pub.Key)
-		}
-	}
-	if isNew || len(old) > 0 {
 		g.h.changed[pub] = struct{}{}
 	}
-	if len(addrs) > 0 {
-		pub.denied = nil
-		return
+	if d.hide {
+		g.flows.ResetOutside(errHidden, pub.Key)
 	}
-	reason := d.Reason
-	if reason.IsZero() {
-		reason = d.Rule.Because(port.NoHostAddress)
-	}
-	if pub.denied == nil || pub.denied.Reason != reason {
-		g.h.changed[pub] = struct{}{}
-		pub.denied = &port.Outcome{Key: pub.Key, State: port.Denied, Reason: reason, Since: time.Now()}
-		if d.Pending() {
-			pub.denied.State = port.Pending
-		}
-	}
-	if !d.Pending() {
+	pub.deny(d.denied, d.pending)
+	if pub.denied != nil && !d.pending {
 		g.flows.Reset(errDenied, pub.Key)
 	}
 }

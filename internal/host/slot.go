@@ -80,6 +80,33 @@ func (p *publication) view() Publication {
 	}
 }
 
+// wanted returns the addresses that a decision gives the publication, each once.
+func (p *publication) wanted(d port.Decision) (out []netip.AddrPort) {
+	for _, a := range d.Host {
+		a = netip.AddrPortFrom(a.Addr().Unmap(), p.portFor(a.Port()))
+		if d.Allow && a.Addr().IsValid() && !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// deny notes why the publication has no claims, a zero reason if it has some.
+func (p *publication) deny(reason port.Reason, pending bool) {
+	if reason.IsZero() {
+		p.denied = nil
+		return
+	}
+	if p.denied != nil && p.denied.Reason == reason {
+		return
+	}
+	p.guest.h.changed[p] = struct{}{}
+	p.denied = &port.Outcome{Key: p.Key, State: port.Denied, Reason: reason, Since: time.Now()}
+	if pending {
+		p.denied.State = port.Pending
+	}
+}
+
 // target is where connections to the address of a claim are led. It needs no lock.
 type target struct {
 	guest *guest
