@@ -97,6 +97,12 @@ func (g *guest) lock() *lockedGuest {
 	return &g.state
 }
 
+// lockToOpen is lock for a step that may open ports.
+func (g *guest) lockToOpen() *lockedGuest {
+	g.h.lockToOpen()
+	return &g.state
+}
+
 func (g *lockedGuest) unlock() { g.h.unlock() }
 
 // limits bound what one guest costs, over all its sessions: it could begin a new one
@@ -282,7 +288,7 @@ func (g *guest) linked(session link.Session) {
 // applyWanted makes the guest's publications what a step says. Those that are equal
 // already are left alone, with their listeners.
 func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.Publication]) error {
-	l := g.lock()
+	l := g.lockToOpen()
 	defer l.unlock()
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -38,9 +38,9 @@ type HolderFinder interface {
 // Vetter is a HolderFinder for systems on which listen succeeds although another
 // process has the port.
 type Vetter interface {
-	// Taken reports whether another process would share the port of s. It is called
-	// before each attempt to listen.
-	Taken(ctx context.Context, s Socket) bool
+	// Vet reports whether another process would share the port of a socket, by what the system
+	// says now. It may take long; what it returns does not.
+	Vet() (taken func(Socket) bool)
 }
 
 // relayName begins the name of the program that is WSL's own relay.

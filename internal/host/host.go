@@ -338,7 +338,7 @@ func (h *Host) Stats() Stats {
 // SetPolicy replaces the policy, for example after the rules were reloaded.
 // Listeners that are still allowed stay open; flows that are now denied are reset.
 func (h *Host) SetPolicy(p Policy) {
-	l := h.lock()
+	l := h.lockToOpen()
 	defer l.unlock()
 	l.policy = p
 	for _, g := range l.guests {

@@ -33,12 +33,26 @@ type locked struct {
 	anyPort map[*slot]struct{} // of any free port
 	retries schedule.Deadlines[*slot]
 	unheld  map[*slot]struct{} // holder to be looked up
+	taken   func(Socket) bool  // what the Vetter said before the last step that may open ports
 }
 
 // lock begins a step, which ends with unlock.
 func (h *Host) lock() *locked {
 	h.mu.Lock()
 	return &h.state
+}
+
+// lockToOpen is lock for a step that may open ports. A Vetter is asked before the lock is
+// held, because that may take long.
+func (h *Host) lockToOpen() *locked {
+	v, ok := h.opt.Holders.(Vetter)
+	if !ok {
+		return h.lock()
+	}
+	taken := v.Vet()
+	l := h.lock()
+	l.taken = taken
+	return l
 }
 
 // unlock ends a step: it decides what the step touched, opens and closes ports accordingly,
@@ -85,7 +99,7 @@ func (h *Host) runTimers(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := h.next()
 		if !next.IsZero() && !next.After(time.Now()) {
-			l := h.lock()
+			l := h.lockToOpen()
 			l.due(time.Now())
 			l.unlock()
 			continue

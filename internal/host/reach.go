@@ -245,7 +245,7 @@ func (r *reached) finish(end func() error, why error) error {
 // Listen opens a listener of this program at an address of TCP, in the way of those of
 // publications: not where another program already serves it, on any system.
 func (h *Host) Listen(ctx context.Context, at netip.AddrPort) (net.Listener, error) {
-	if v, ok := h.opt.Holders.(Vetter); ok && v.Taken(ctx, Socket{port.TCP, at}) {
+	if v, ok := h.opt.Holders.(Vetter); ok && v.Vet()(Socket{port.TCP, at}) {
 		return nil, errTaken
 	}
 	return h.opt.Network.Listen(ctx, network(port.TCP, at), at.String())

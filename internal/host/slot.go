@@ -558,7 +558,7 @@ func network(p port.Protocol, at netip.AddrPort) string {
 }
 
 func (s *slot) listen(ctx context.Context) error {
-	if v, ok := s.h.opt.Holders.(Vetter); ok && s.at().Port() != 0 && v.Taken(ctx, Socket{s.protocol, s.at()}) {
+	if s.h.taken != nil && s.at().Port() != 0 && s.h.taken(Socket{s.protocol, s.at()}) {
 		return errTaken
 	}
 	name := network(s.protocol, s.addr)

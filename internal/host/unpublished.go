@@ -32,7 +32,7 @@ func (h *Host) Unpublished() *table.Table[ID, Unpublished] { return h.others }
 
 // applyUnpublished applies a step of the ports that the guest does not publish.
 func (g *guest) applyUnpublished(ctx context.Context, s replica.Step[port.Key, wire.UnpublishedPort]) error {
-	l := g.lock()
+	l := g.lockToOpen()
 	defer l.unlock()
 	if ctx.Err() != nil {
 		return ctx.Err()
