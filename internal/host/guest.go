@@ -303,12 +303,12 @@ func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.P
 
 func (g *lockedGuest) apply(s replica.Step[port.Key, wire.Publication]) {
 	incomplete := len(s.Partial) > 0
-	for _, k := range g.gone(s) {
-		if s.Whole && incomplete && g.keeps(k) {
-			g.keep(g.pubs[k])
-		} else {
-			g.remove(k)
-		}
+	gone := g.gone(s)
+	if s.Whole && incomplete {
+		gone = slices.DeleteFunc(gone, g.keep) // before others end: all are kept for one time
+	}
+	for _, k := range gone {
+		g.remove(k)
 	}
 	for _, p := range s.Put {
 		g.put(p)

@@ -18,29 +18,17 @@ const keptFor = 30 * time.Second
 // that waited is requested of the guest as any other, which refuses what it does not publish;
 // it ends if the port is withdrawn, or if rules deny what is published there by then.
 
-// keeps reports whether a publication that an incomplete snapshot lacks is kept: an earlier process of
-// the same guest published it, and this one has not read all of its sources. A process that only lost its link knows what it published.
-func (g *lockedGuest) keeps(k port.Key) bool {
-	if g.sender.Name != g.status.Peer.Name || g.denies(k) || len(g.pubs[k].claims) == 0 {
+// keep keeps a publication that an incomplete snapshot lacks, and reports whether it does: an
+// earlier process of the same guest published it, and this one has not read all of its sources.
+// A process that only lost its link knows what it published.
+func (g *lockedGuest) keep(k port.Key) bool {
+	pub := g.pubs[k]
+	if g.sender.Name != g.status.Peer.Name || g.denies(k) || len(pub.claims) == 0 {
 		return false
 	}
 	first := g.sender.Identity != g.status.Peer.Identity // snapshot of this process
-	return first || g.pubs[k].kept != nil
-}
-
-// denies reports whether a rule of the guest denies a port, by its current report.
-func (g *lockedGuest) denies(k port.Key) bool {
-	p, reported := g.others[k]
-	return reported && denied(p)
-}
-
-// denied reports whether an unpublished port stays so.
-func denied(p wire.UnpublishedPort) bool { return p.Reason.Kind() == port.Denies }
-
-// keep keeps a publication that the snapshot lacks.
-func (g *lockedGuest) keep(pub *publication) {
-	if pub.kept != nil {
-		return
+	if pub.kept != nil || !first {
+		return pub.kept != nil
 	}
 	if g.kept++; g.keptEnd.IsZero() { // once, so that a guest that restarts again and again keeps nothing for ever
 		g.keptEnd = time.Now().Add(keptFor)
@@ -53,7 +41,17 @@ func (g *lockedGuest) keep(pub *publication) {
 	}
 	g.h.touch(pub)
 	g.h.changed[pub] = struct{}{}
+	return true
 }
+
+// denies reports whether a rule of the guest denies a port, by its current report.
+func (g *lockedGuest) denies(k port.Key) bool {
+	p, reported := g.others[k]
+	return reported && denied(p)
+}
+
+// denied reports whether an unpublished port stays so.
+func denied(p wire.UnpublishedPort) bool { return p.Reason.Kind() == port.Denies }
 
 // unkeep ends that a publication is kept, which is then as any other.
 func (g *lockedGuest) unkeep(pub *publication) {
