@@ -305,7 +305,7 @@ func (g *lockedGuest) apply(s replica.Step[port.Key, wire.Publication]) {
 	incomplete := len(s.Partial) > 0
 	gone := g.gone(s)
 	if s.Whole && incomplete {
-		gone = slices.DeleteFunc(gone, g.keep) // before others end: all are kept for one time
+		gone = slices.DeleteFunc(gone, g.keep) // first, so that the time of those that are kept goes on
 	}
 	for _, k := range gone {
 		g.remove(k)
