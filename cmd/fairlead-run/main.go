@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/run"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -26,7 +27,12 @@ const (
 	exitNotRun = 125
 )
 
-func main() { os.Exit(execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+func main() {
+	if len(os.Args) == 2 && os.Args[1] == run.LaunchArgument {
+		os.Exit(run.Launch())
+	}
+	os.Exit(execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
 
 // jobStatus is that of a program that was run. It only sets ours.
 type jobStatus int

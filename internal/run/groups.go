@@ -162,7 +162,7 @@ func locked(dir string, how int) (*os.File, error) {
 }
 
 // killLeftovers kills and removes all groups in a slice of helpers that have ended, as that with
-// the pid has. A program of it that has not begun has its lock.
+// the pid has. A launcher that it just made may have its lock.
 func killLeftovers(slice string, ended int) error {
 	all, err := locked(slice, unix.LOCK_EX)
 	if err != nil {

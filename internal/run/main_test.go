@@ -31,6 +31,9 @@ const roleVariable = "FAIRLEAD_TEST_PROCESS"
 const jobArgument = "job"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == LaunchArgument {
+		os.Exit(Launch())
+	}
 	if len(os.Args) > 2 && os.Args[1] == jobArgument {
 		os.Exit(jobs[os.Args[2]](os.Args[3:]))
 	}

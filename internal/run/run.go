@@ -2,10 +2,10 @@
 
 //go:build linux
 
-// Package run has programs of the guest run for its containers and users. Three processes share
-// the work: the client; the server, which knows who asks and decides; and a helper that the
-// server starts before it drops its capabilities, which alone can become another user and
-// checks the program again.
+// Package run has programs of the guest run for its containers and users. Four processes share
+// the work: the client; the server, which knows who asks and decides; a helper that the server
+// starts before it drops its capabilities, which checks the program again; and a launcher that
+// the helper starts for each program, which becomes its user and then the program.
 package run
 
 import (

@@ -552,20 +552,21 @@ func TestHelperThatDoesNotEnd(t *testing.T) {
 	r.stop()
 }
 
-// A program that cannot begin, as any process of its user can stop it before, is killed
-// when the agent waits no longer.
+// A program that cannot begin, as any process of its user can stop it before, delays no other,
+// and is killed when the agent waits no longer.
 func TestStoppedBeforeItBegins(t *testing.T) {
+	t.Setenv("GOMAXPROCS", "1") // the helper's: nothing of it may wait for the program
 	r := newRig(t)
 	dirs, err := filepath.Glob(filepath.Join(r.server.starter.slice, strconv.Itoa(r.server.starter.process.Pid)+".*"))
 	if err != nil || len(dirs) != 1 {
 		t.Fatal(dirs, err)
 	}
-	freeze := func(on string) {
-		if err := os.WriteFile(filepath.Join(dirs[0], "cgroup.freeze"), []byte(on), 0); err != nil {
+	freeze := func(dir, on string) {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte(on), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	freeze("1") // what is made in it is stopped from the first instruction on
+	freeze(dirs[0], "1") // what is made in it is stopped from the first instruction on
 	j, theirs, err := newJob(false)
 	if err != nil {
 		t.Fatal(err)
@@ -575,13 +576,17 @@ func TestStoppedBeforeItBegins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	populated(t, r.server.starter.process.Pid)
-	j.close()
-	r.noneLeft()
-	freeze("0")
+	stopped := populated(t, r.server.starter.process.Pid)
+	freeze(stopped, "1")
+	freeze(dirs[0], "0")
 	if exit, err := r.run(role("args"), Streams{Stdout: io.Discard, Stderr: io.Discard}); err != nil || exit.Code != 7 {
 		t.Errorf("another program: %v, %v", exit, err)
 	}
+	if !cgroup.Populated(stopped) {
+		t.Error("the program is not stopped, which this test cannot explain")
+	}
+	j.close()
+	r.noneLeft()
 }
 
 // What a client must not send ends its job.
