@@ -24,7 +24,7 @@ import (
 	"github.com/fairlead/fairlead/internal/peer"
 )
 
-// LaunchArgument, the only one, makes a process call Launch.
+// LaunchArgument is the only argument of a process that is to call Launch.
 const LaunchArgument = "--launch"
 
 // The descriptors of a launcher beside the streams of its program.
