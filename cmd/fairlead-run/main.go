@@ -28,10 +28,14 @@ const (
 )
 
 func main() {
-	if len(os.Args) == 2 && os.Args[1] == run.LaunchArgument {
-		os.Exit(run.Launch())
+	inner, err := run.Inner(os.Args[1:])
+	switch {
+	case !inner:
+		os.Exit(execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	case err != nil:
+		_, _ = fmt.Fprintf(os.Stderr, "fairlead-run: %v\n", err)
+		os.Exit(exitError)
 	}
-	os.Exit(execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
 // jobStatus is that of a program that was run. It only sets ours.

@@ -60,8 +60,8 @@ type helper struct {
 	groups *groups
 }
 
-// Help is the helper's process. It returns when the server has gone, and all jobs with it.
-func Help(stdin io.Reader) error {
+// help is the helper's process. It returns when the server has gone, and all jobs with it.
+func help(stdin io.Reader) error {
 	conn, err := connOf(helperFD)
 	if err != nil {
 		return err

@@ -24,9 +24,6 @@ import (
 	"github.com/fairlead/fairlead/internal/peer"
 )
 
-// LaunchArgument is the only argument of a process that is to call Launch.
-const LaunchArgument = "--launch"
-
 // The descriptors of a launcher beside the streams of its program.
 const (
 	launchFD = 3 + iota // a socket to the helper
@@ -58,13 +55,10 @@ func (p *prepared) launch(g group, image *os.File) (*exec.Cmd, error) {
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
-	cmd := &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{"fairlead-run", LaunchArgument},
-		// One processor, and nothing that interrupts a system call: see execute.
-		Env:   []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1"},
-		Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2], ExtraFiles: []*os.File{theirs, image},
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Setctty: p.TTY != nil}, // the terminal is its stdin, 0
-	}
+	cmd := itself(launcherArgument)
+	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1"} // see execute; nothing interrupts a system call
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = p.streams[0], p.streams[1], p.streams[2], []*os.File{theirs, image}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: p.TTY != nil} // the terminal is its stdin, 0
 	err = startWithoutKeys(cmd)
 	_ = theirs.Close()
 	if err != nil {
@@ -102,22 +96,23 @@ func awaitBegin(conn *net.UnixConn) error {
 	}
 }
 
-// Launch is a launcher's process: it enters the job's cgroup, becomes the program's user and
-// executes the program. It returns an exit status if that fails.
+// becomeProgram is a launcher's process: it enters the job's cgroup, becomes the program's user and
+// executes the program. It returns if that fails.
 //
 // The helper cannot do this itself. Go holds a processor, and a lock, until a child has executed
 // its program, and from when it is a user's process until then, that user can stop it: by a
 // signal, or by a directory on a file system of their own.
-func Launch() (status int) {
-	err := becomeProgram()
+func becomeProgram() error {
+	err := receiveLaunch()
 	text, _ := json.Marshal(report{Error: err.Error()}) // no field can fail
 	if _, werr := unix.Write(launchFD, text); werr != nil {
-		_, _ = fmt.Fprintf(os.Stderr, "fairlead-run: %s is for fairlead-run itself: %v\n", LaunchArgument, err)
+		return fmt.Errorf("%s is for fairlead-run itself: %w", launcherArgument, err)
 	}
-	return 1
+	return nil
 }
 
-func becomeProgram() error {
+// receiveLaunch receives a launch, and executes it.
+func receiveLaunch() error {
 	if err := unix.CloseRange(launchFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return os.NewSyscallError("close_range", err)
 	}

@@ -157,7 +157,6 @@ func TestDelegate(t *testing.T) {
 // playLimited serves programs with limits, and prints how each ended.
 func playLimited(args string) error {
 	path, sum, _ := strings.Cut(args, " ")
-	_ = os.Setenv(roleVariable, "helper")
 	hog, many, sleep, args7 := entry(path, sum, "hog"), entry(path, sum, "many"), entry(path, sum, "sleep"), entry(path, sum, "args")
 	hog.Memory, many.Processes, sleep.Time = 64<<20, 50, 100*time.Millisecond
 	args7.Memory, args7.Processes, args7.Time = 64<<20, 50, time.Hour
@@ -169,7 +168,7 @@ func playLimited(args string) error {
 	one := policy.Entry{Name: "true", Path: "/bin/true", SHA256: fmt.Sprintf("%x", sha256.Sum256(b)), User: "nobody", Processes: 1}
 	all := policy.Policy{hog, many, sleep, args7, one}
 	var log lines
-	s := New(Options{Policy: all, Jobs: 8, Helper: []string{"/proc/self/exe"}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s := New(Options{Policy: all, Jobs: 8, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err := s.Start(); err != nil {
 		return err
 	}

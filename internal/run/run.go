@@ -13,6 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +26,28 @@ import (
 
 // DefaultSocket is the path of the socket in the guest, and where a container mounts it.
 const DefaultSocket = "/run/fairlead-run/run.sock"
+
+// What a process is that the service starts, its only argument.
+const (
+	helperArgument   = "--helper"
+	launcherArgument = "--launcher"
+)
+
+// itself is a command that starts this program as another process of the service.
+func itself(argument string) *exec.Cmd {
+	return &exec.Cmd{Path: "/proc/self/exe", Args: []string{"fairlead-run", argument}}
+}
+
+// Inner is the process of a helper or a launcher, if these arguments say so.
+func Inner(args []string) (ok bool, err error) {
+	switch {
+	case slices.Equal(args, []string{helperArgument}):
+		return true, help(os.Stdin)
+	case slices.Equal(args, []string{launcherArgument}):
+		return true, becomeProgram()
+	}
+	return false, nil
+}
 
 // Request is what a client wants.
 type Request struct {

@@ -108,9 +108,8 @@ func newRig(t testing.TB) *rig {
 
 // start starts the server.
 func (r *rig) start() {
-	r.t.Setenv(roleVariable, "helper")
 	r.server = New(Options{
-		Policy: r.entries, Jobs: 8, Helper: []string{"/proc/self/exe"},
+		Policy: r.entries, Jobs: 8,
 		Logger: slog.New(slog.NewTextHandler(&r.log, nil)),
 	})
 	if err := r.server.Start(); err != nil {
@@ -771,9 +770,8 @@ func TestLostInputIsNoEnd(t *testing.T) {
 func playAgent(args string) error {
 	f := strings.Fields(args)
 	program, sum, file := f[0], f[1], f[2]
-	_ = os.Setenv(roleVariable, "helper")
 	s := New(Options{
-		Policy: policy.Policy{entry(program, sum, "forksleep"), entry(program, sum, "commit", "/.*")}, Jobs: 2, Helper: []string{"/proc/self/exe"},
+		Policy: policy.Policy{entry(program, sum, "forksleep"), entry(program, sum, "commit", "/.*")}, Jobs: 2,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err := s.Start(); err != nil {
@@ -851,6 +849,9 @@ func TestAgentKilled(t *testing.T) {
 			})
 			r := &rig{t: t}
 			r.start()
+			if _, err := os.Stat(filepath.Dir(g)); err == nil {
+				t.Error("the helper's cgroup is left")
+			}
 		}
 		noneLeft(t, helper)
 		if _, err := os.Stat(file); err == nil && !both { // with both, nobody holds the input open

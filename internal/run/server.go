@@ -44,7 +44,6 @@ type Options struct {
 	Limits peer.Limits   // of each client
 	// Container returns the container of a process by its cgroups. It fails closed.
 	Container func(ctx context.Context, cgroups []string) (port.Owner, error)
-	Helper    []string // command line of a process that calls Help
 	Logger    *slog.Logger
 }
 
@@ -101,7 +100,7 @@ func (s *Server) Start() error {
 	})
 	s.SetPolicy(s.allow)
 	controllers = slices.DeleteFunc(controllers, func(c string) bool { return missing[c] != nil })
-	s.starter, err = startHelper(s.opt.Helper, setup{Policy: s.allow, Slice: slice, Controllers: controllers})
+	s.starter, err = startHelper(setup{Policy: s.allow, Slice: slice, Controllers: controllers})
 	return err
 }
 
