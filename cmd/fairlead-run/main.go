@@ -38,7 +38,7 @@ func main() {
 	}
 }
 
-// jobStatus is that of a program that was run. It only sets ours.
+// jobStatus is the exit status of a program that was run. It becomes this process's.
 type jobStatus int
 
 func (e jobStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }

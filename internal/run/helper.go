@@ -46,7 +46,7 @@ type order struct {
 // report is a message of the helper.
 type report struct {
 	Error string `json:"error,omitempty"` // why there is no job, for the log
-	Other bool   `json:"other,omitempty"` // it is that the file is another program than the policy's
+	Other bool   `json:"other,omitempty"` // the reason is that the file is another program than the policy's
 	Pid   int    `json:"pid,omitempty"`
 	Exit  *Exit  `json:"exit,omitempty"` // the last of a job
 }
@@ -305,9 +305,9 @@ func (p *prepared) start(g group) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// startWithoutKeys starts a program with a session keyring of its own (keyrings(7)): that of
-// whoever started the server, such as root's with its Kerberos tickets, would be inherited, and
-// a process may read the keys in its session's, whoever it is.
+// startWithoutKeys starts a program with a session keyring of its own (keyrings(7)). It would
+// inherit the keyring of whoever started the server, such as root's with its Kerberos tickets,
+// and a process may read all keys in the keyring of its session.
 func startWithoutKeys(cmd *exec.Cmd) error {
 	return onOwnThread(func() error { // keyrings are a thread's
 		_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)

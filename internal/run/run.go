@@ -27,7 +27,7 @@ import (
 // DefaultSocket is the path of the socket in the guest, and where a container mounts it.
 const DefaultSocket = "/run/fairlead-run/run.sock"
 
-// What a process is that the service starts, its only argument.
+// The only argument of a process that the service starts says what it is.
 const (
 	helperArgument   = "--helper"
 	launcherArgument = "--launcher"

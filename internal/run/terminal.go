@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/peer"
 )
 
-// Size is that of a terminal's window, in characters; 0 is not known.
+// Size is the size of a terminal's window, in characters; 0 is not known.
 type Size struct {
 	Rows    uint16 `json:"rows"`
 	Columns uint16 `json:"columns"`
@@ -29,7 +29,7 @@ type Terminal struct {
 	Type string `json:"type,omitempty"` // for terminfo(5): TERM; not set if it is empty
 }
 
-// typeSyntax is that of terminals' types. They are names of files.
+// typeSyntax matches the types of terminals, which are names of files.
 var typeSyntax = regexp.MustCompile(`\A[A-Za-z0-9][A-Za-z0-9+._-]{0,63}\z`)
 
 // environment is what the terminal adds to a program's.
