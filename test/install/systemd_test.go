@@ -213,7 +213,9 @@ func wantPrograms(t *testing.T) {
 	if out := sh(t, asUser(`script -qec "fairlead-run -t tty" /dev/null`)); !strings.Contains(out, "/dev/pts/") {
 		t.Errorf("with a terminal: %q", out)
 	}
+	sh(t, "dmesg -n 3") // the kernel tells on its console whom it kills for a limit of memory
 	refused(t, asUser("fairlead-run tail -- /dev/zero"), "killed for its limit of memory")
+	sh(t, "dmesg -n 5") // as before
 	refused(t, asUser("fairlead-run sleep -- 100"), "killed for its limit of time")
 	refused(t, asUser("fairlead-run other"), "policy")
 	sh(t, "systemctl restart fairlead-run")
