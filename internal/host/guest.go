@@ -53,11 +53,11 @@ type guest struct {
 	pubs       map[port.Key]*publication
 	text       int // bytes of names and labels in pubs
 	generation uint64
-	admitted   int                               // claims that count against the limit
-	waiting    []*claim                          // for the limit, in order; those that are gone are skipped
-	others     map[port.Key]wire.UnpublishedPort // unpublished ports
-	unread     []wire.Unread                     // NAT rules that the guest does not understand, sorted
-	omitted    int                               // unpublished ports that the guest has not sent
+	admitted   int                     // claims that count against the limit
+	waiting    []*claim                // for the limit, in order; those that are gone are skipped
+	others     map[port.Key]*port.Fact // unpublished ports
+	unread     []wire.Unread           // NAT rules that the guest does not understand, sorted
+	omitted    int                     // unpublished ports that the guest has not sent
 	graceEnd   time.Time
 	sender     link.Peer // who sent pubs
 	keptEnd    time.Time // when what is kept is withdrawn, zero if nothing is
@@ -85,7 +85,7 @@ func newGuest(h *Host, g Guest) *guest {
 	return &guest{
 		h: h, name: g.Name, dial: g.Dial, dials: g.Dials, log: h.opt.Logger.With("guest", g.Name),
 		pubs:   make(map[port.Key]*publication),
-		others: make(map[port.Key]wire.UnpublishedPort),
+		others: make(map[port.Key]*port.Fact),
 		since:  time.Now(),
 		err:    err,
 		limits: newLimits(),
@@ -327,7 +327,7 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 	defer first.Stop()
 	s := replica.New(session.Control(), replica.Options{Wait: g.limits.wait, Fault: g.dropped})
 	up := false
-	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, wire.Publication]) error {
+	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, port.Fact]) error {
 		if err := g.applyWanted(ctx, step); err != nil || up {
 			return err
 		}
@@ -335,12 +335,12 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 		g.linked(session)
 		return nil
 	})
-	replica.Receive(s, replica.Unpublished(), func(step replica.Step[port.Key, wire.UnpublishedPort]) error {
+	replica.Receive(s, replica.Unpublished(), func(step replica.Step[port.Key, port.Fact]) error {
 		return g.applyUnpublished(ctx, step)
 	})
 	replica.Receive(s, replica.Unread(), g.applyUnread)
-	replica.Send(s, replica.Outcomes(), replica.From[port.Key, wire.Answer, ID, Publication]{
-		Table: g.h.table, Only: func(p Publication) bool { return p.Guest == g.name && !p.Lost },
+	replica.Send(s, replica.Outcomes(), replica.From[port.Key, port.Answer, ID, Row]{
+		Table: g.h.table, Only: func(r Row) bool { return r.Guest == g.name && !r.Lost },
 		Key: func(id ID) port.Key { return id.Key }, Row: answer,
 	})
 	err := s.Run(sctx)
@@ -354,12 +354,12 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 }
 
 // answer is what a guest is told of a publication.
-func answer(p Publication) wire.Answer {
-	outcomes := slices.Clone(p.Outcomes)
+func answer(r Row) port.Answer {
+	outcomes := slices.Clone(r.Outcomes)
 	for i := range outcomes {
 		outcomes[i].Reason = forGuest(outcomes[i].Reason)
 	}
-	return wire.FromOutcomes(p.Key, outcomes)
+	return port.NewAnswer(r.Key, outcomes)
 }
 
 // dropped notes that a message of the guest was not applied, so that all tables are asked for.
@@ -381,7 +381,7 @@ func (g *guest) linked(session link.Session) {
 
 // applyWanted makes the guest's publications what a step says. Those that are equal
 // already are left alone, with their listeners.
-func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.Publication]) error {
+func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, port.Fact]) error {
 	h := g.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -425,7 +425,7 @@ func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.P
 }
 
 // gone returns the keys that a step ends. h.mu is held.
-func (g *guest) gone(s replica.Step[port.Key, wire.Publication]) []port.Key {
+func (g *guest) gone(s replica.Step[port.Key, port.Fact]) []port.Key {
 	if !s.Whole {
 		return s.Removed
 	}
@@ -447,21 +447,21 @@ func (g *guest) overLimit() bool {
 }
 
 // put adds or replaces one publication. h.mu is held.
-func (g *guest) put(p wire.Publication) {
+func (g *guest) put(p port.Fact) {
 	pub := g.pubs[p.Key]
 	if pub == nil {
-		pub = &publication{guest: g, Key: p.Key, since: time.Now()}
+		pub = &publication{guest: g, Key: p.Key, fact: new(port.Fact), since: time.Now()}
 		g.pubs[p.Key] = pub
 	}
-	if !equal(pub.wire, p) {
+	if old := pub.fact; !old.Equal(p) {
 		g.h.changed[pub] = struct{}{}
-	}
-	g.text += p.TextBytes() - pub.wire.TextBytes()
-	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule || pub.wire.Wish() != p.Wish() ||
-		(len(pub.wire.Demands) > 0) != (len(p.Demands) > 0)
-	pub.wire = p
-	if again {
-		g.h.touch(pub)
+		g.text += p.TextBytes() - old.TextBytes()
+		fact := p // not a part of the step, which is not kept
+		pub.fact = &fact
+		if !old.Owner.Same(p.Owner) || old.Target != p.Target || old.Decision.Yields != p.Decision.Yields ||
+			(len(old.Demands()) > 0) != (len(p.Demands()) > 0) {
+			g.h.touch(pub)
+		}
 	}
 	pub.tries = 0
 	g.decide(pub)
@@ -484,7 +484,7 @@ func (g *guest) decide(pub *publication) {
 // are kept. h.mu is held.
 func (g *guest) decideRow(pub *publication) {
 	h := g.h
-	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
+	d := h.policy.Host(g.name, port.Publication{Fact: *pub.fact}, slices.Clone(pub.fact.Decision.Host))
 	if d.Allow {
 		if pub.onConflict != d.OnConflict {
 			pub.onConflict = d.OnConflict
@@ -519,10 +519,10 @@ func (g *guest) decideRow(pub *publication) {
 		}
 		isNew = true
 		c := &claim{guest: g, key: pub.Key, addr: a, pub: pub}
-		if pub.wire.Source == port.SourceDemand {
-			c.names = pub.wire.Demands
+		if pub.fact.Source == port.SourceDemand {
+			c.names = pub.fact.Demands()
 		}
-		c.outcome = port.Outcome{Key: pub.Key, State: port.Pending, HostAddress: a, Since: time.Now()}
+		c.outcome = port.Outcome{State: port.Pending, HostAddress: a, Since: time.Now()}
 		pub.claims = append(pub.claims, c)
 		g.waiting = append(g.waiting, c)
 	}
@@ -545,7 +545,7 @@ func (g *guest) decideRow(pub *publication) {
 	}
 	if pub.denied == nil || pub.denied.Reason != reason {
 		h.changed[pub] = struct{}{}
-		pub.denied = &port.Outcome{Key: pub.Key, State: port.Denied, Reason: reason, Since: time.Now()}
+		pub.denied = &port.Outcome{State: port.Denied, Reason: reason, Since: time.Now()}
 		if d.Pending() {
 			pub.denied.State = port.Pending
 		}
@@ -573,7 +573,7 @@ func (g *guest) remove(k port.Key) {
 		g.release(c)
 	}
 	g.unkeep(pub)
-	g.text -= pub.wire.TextBytes()
+	g.text -= pub.fact.TextBytes()
 	delete(g.pubs, k)
 	g.h.changed[pub] = struct{}{}
 }
@@ -638,11 +638,4 @@ func forGuest(r port.Reason) port.Reason {
 		return port.Because(port.HeldElsewhere, r.Args()[0])
 	}
 	return r
-}
-
-// equal reports whether both are the same.
-func equal(a, b wire.Publication) bool {
-	return a.Key == b.Key && a.Source == b.Source && a.Rule == b.Rule &&
-		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host) &&
-		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal) && a.Wish() == b.Wish() && slices.Equal(a.Demands, b.Demands)
 }

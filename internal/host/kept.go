@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // keptFor is how long a port is kept that the first snapshot of a process lacks: longer than most
@@ -104,11 +103,8 @@ func (g *guest) keeps(k port.Key) bool {
 // denies reports whether a rule of the guest denies a port, by its current report. h.mu is held.
 func (g *guest) denies(k port.Key) bool {
 	p, reported := g.others[k]
-	return reported && denied(p)
+	return reported && p.Decision.Reason.Kind() == port.Denies
 }
-
-// denied reports whether an unpublished port stays so.
-func denied(p wire.UnpublishedPort) bool { return p.Reason.Kind() == port.Denies }
 
 // keep keeps a publication that the snapshot lacks. h.mu is held.
 func (g *guest) keep(k port.Key) {
@@ -157,12 +153,12 @@ func (g *guest) limitKept() {
 }
 
 // denyKept withdraws what is kept and denied by a rule of the guest. h.mu is held.
-func (g *guest) denyKept(ctx context.Context, reported []wire.UnpublishedPort) {
+func (g *guest) denyKept(ctx context.Context, reported []port.Fact) {
 	if g.kept.len() == 0 {
 		return
 	}
 	for _, p := range reported {
-		if denied(p) && g.kept.has(p.Key) {
+		if p.Decision.Reason.Kind() == port.Denies && g.kept.has(p.Key) {
 			g.remove(p.Key)
 		}
 	}

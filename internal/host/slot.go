@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 const (
@@ -38,13 +37,13 @@ const (
 type publication struct {
 	guest *guest
 	port.Key
-	wire   wire.Publication
+	fact   *port.Fact    // immutable
 	claims []*claim      // one per host address, in the policy's order
 	denied *port.Outcome // instead of claims
 	tries  int           // other ports that were tried since the last decision about it
 
 	onConflict port.OnConflict
-	exposed    time.Time // see Publication.Exposed
+	exposed    time.Time // see Row.Exposed
 	since      time.Time
 }
 
@@ -71,12 +70,10 @@ func (p *publication) covered(c *claim) bool {
 	})
 }
 
-func (p *publication) view() Publication {
-	wish := p.wire.Wish()
-	return Publication{
-		ID: p.id(), Owner: p.wire.Owner, Source: p.wire.Source, Demands: p.wire.Demands,
-		OwnerPending: p.wire.OwnerPending, Label: wish.Ref(), Alias: wish.Alias,
-		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
+func (p *publication) view() Row {
+	return Row{
+		Guest: p.guest.name, Fact: p.fact, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed,
+		Lost: p.guest.away || p.guest.kept.has(p.Key),
 	}
 }
 
@@ -99,7 +96,7 @@ type claim struct {
 // isOf reports whether the server of a claim is still that of a publication at its address: if the
 // claim was made for what is asked for by name, one of the names is the same. h.mu is held.
 func (c *claim) isOf(pub *publication) bool {
-	return len(c.names) == 0 || slices.ContainsFunc(c.names, func(d string) bool { return slices.Contains(pub.wire.Demands, d) })
+	return len(c.names) == 0 || slices.ContainsFunc(c.names, func(d string) bool { return slices.Contains(pub.fact.Demands(), d) })
 }
 
 // holds is why a claim of a guest does not get what overlaps an address that this one has.
@@ -108,14 +105,14 @@ func (c *claim) holds(at netip.AddrPort, from *guest) port.Reason {
 	if c.guest != from {
 		code = port.HeldByRival
 	}
-	return port.Because(code, at.String(), claims.Name(c.key, c.guest.name, c.pub.wire.Owner))
+	return port.Because(code, at.String(), claims.Name(c.key, c.guest.name, c.pub.fact.Owner))
 }
 
 func (c *claim) set(state port.State, addr netip.AddrPort, reason port.Reason) {
 	if state == port.Active {
 		reason = c.pub.note(addr)
 	}
-	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
+	o := port.Outcome{State: state, HostAddress: addr, Reason: reason}
 	if c.gone.Load() || c.outcome.Equal(o) {
 		return
 	}
@@ -123,7 +120,7 @@ func (c *claim) set(state port.State, addr netip.AddrPort, reason port.Reason) {
 	if o.State != c.outcome.State || o.HostAddress != c.outcome.HostAddress {
 		o.Since = time.Now()
 		// At debug level, because the guest decides how often this happens.
-		c.guest.log.Debug("port changed", "publication", c.key, "state", state, "owner", c.pub.wire.Owner.Name,
+		c.guest.log.Debug("port changed", "publication", c.key, "state", state, "owner", c.pub.fact.Owner.Name,
 			"at", addr, "reason", reason)
 	}
 	c.outcome = o
@@ -322,18 +319,18 @@ func (g *group) asked(all []*claim) []claims.Claim {
 	g.guests = slices.DeleteFunc(g.guests, func(v *guest) bool { return !has[v] })
 	out := make([]claims.Claim, 0, len(all))
 	for _, c := range all {
-		w := &c.pub.wire
+		w := c.pub.fact
 		s := g.at(c.addr.Addr())
-		standing := claims.StandingOf(c.key, c.addr, len(w.Demands) > 0)
+		standing := claims.StandingOf(c.key, c.addr, len(w.Demands()) > 0)
 		if !c.pub.instead(c.addr.Port()).IsZero() {
 			standing = claims.Moved
 		}
 		out = append(out, claims.Claim{
-			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
+			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Target: w.Target, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
 			Standing: standing,
 			// A rule of this host that gives the port another number is its own word.
-			Yields: w.Wish().Yields && slices.ContainsFunc(w.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
+			Yields: w.Decision.Yields && slices.ContainsFunc(w.Decision.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
 		})
 	}
 	return out
@@ -455,7 +452,7 @@ func (s *slot) open(ctx context.Context) {
 	case forbidden:
 		c := s.winner.Load()
 		demand := ""
-		if list := c.pub.wire.Demands; len(list) > 0 {
+		if list := c.pub.fact.Demands(); len(list) > 0 {
 			demand = list[0]
 		}
 		guest := ""

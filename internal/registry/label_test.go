@@ -15,10 +15,8 @@ import (
 // complaining warns about each owner.
 type complaining struct{}
 
-func (complaining) Decide(p port.Publication) port.Decision {
-	d := port.Decision{Allow: true}
-	d.SetLabels(port.Labels{Warnings: []string{"container \"" + p.Owner.Name + "\": no such label"}})
-	return d
+func (complaining) Decide(p port.Publication) port.Ruling {
+	return port.Ruling{Decision: port.Decision{Allow: true}, Warnings: []string{"container \"" + p.Owner.Name + "\": no such label"}}
 }
 
 // A label without effect is logged once for each owner, however many ports it has and however
