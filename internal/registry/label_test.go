@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,5 +40,20 @@ func TestLabelsAreLoggedOnce(t *testing.T) {
 	feed.Apply(port.Change{Put: []port.Binding{bind("2", 2)}})
 	if n := strings.Count(log.String(), "a label has no effect"); n != 2 {
 		t.Errorf("of two containers logged %d times: %s", n, log.String())
+	}
+}
+
+// A port has the demands by which it was asked for, without what is of the source's own.
+func TestDemandsOfAPort(t *testing.T) {
+	r := New(Options{Rules: allowAll{}, Logger: slog.New(slog.DiscardHandler)})
+	k := port.Key{Protocol: port.TCP, Address: netip.IPv6Loopback(), Port: 80}
+	var set []port.Binding
+	for _, id := range []string{"svc/default/web:80/tcp", "svc/default/web:80/tcp endpoints", "web:80/tcp"} {
+		set = append(set, port.Binding{Key: k, Origin: port.Origin{Source: port.SourceDemand, ID: id}})
+	}
+	r.Feed(port.SourceDemand).Replace(set)
+	p, _ := r.Publications().View().Get(k)
+	if !slices.Equal(p.Demands(), []string{"svc/default/web:80/tcp", "web:80/tcp"}) || p.Source != port.SourceDemand {
+		t.Errorf("%q of %q", p.Demands(), p.Source)
 	}
 }

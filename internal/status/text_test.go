@@ -96,7 +96,7 @@ func TestOwnerColumn(t *testing.T) {
 	}
 }
 
-// Owners have all fields in JSON, sources have warnings only if there are any.
+// Owners have labels in JSON, and sources warnings, only if there are any.
 func TestJSONOfOwnersAndWarnings(t *testing.T) {
 	p := Describe(port.Publication{
 		Fact: port.Fact{
@@ -110,7 +110,7 @@ func TestJSONOfOwnersAndWarnings(t *testing.T) {
 		want string
 	}{
 		{p.Owner, `{"kind":"container","name":"web","id":"abc","namespace":"default","labels":{"a":"b"}}`},
-		{Describe(port.Publication{}, nil).Owner, `{"kind":"unknown","name":"","id":"","labels":{}}`},
+		{Describe(port.Publication{}, nil).Owner, `{"kind":"unknown","name":"","id":""}`},
 		{Source{Name: "docker", State: "live", Warnings: []string{"port 0"}}, `{"name":"docker","state":"live","method":"","error":"","warnings":["port 0"]}`},
 		{Source{Name: "docker", State: "live"}, `{"name":"docker","state":"live","method":"","error":""}`},
 	} {

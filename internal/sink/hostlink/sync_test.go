@@ -506,7 +506,7 @@ func TestFlowToUnpublishedPortForbidden(t *testing.T) {
 	denied.Decision.Allow = false
 	r.sink.o.Unpublished.Update(func(tx *tableTx) { tx.Put(key(80), denied) })
 	p := r.connect("h")
-	if rows, err := wire.DecodeRows(p.of("unpublished").Put, replica.Wanted().Check); err != nil || len(rows) != 1 || rows[0].Key != key(80) {
+	if rows, err := wire.DecodeRows(p.of("unpublished").Put, replica.Unpublished().Check); err != nil || len(rows) != 1 || rows[0].Key != key(80) {
 		t.Errorf("%+v, %v", rows, err)
 	}
 	st, reply := p.open(key(80))
