@@ -338,8 +338,8 @@ type Publication struct {
 func (p *Publication) Apply(r Ruling) {
 	p.Decision, p.ProxyProtocol, p.Warned = r.Decision, r.ProxyProtocol, nil
 	p.SetNamed(r.Alias, p.Demands())
-	if len(r.Warnings) > 0 {
-		p.Warned = &r.Warnings
+	if warned := r.Warnings; len(warned) > 0 {
+		p.Warned = &warned
 	}
 }
 

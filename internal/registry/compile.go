@@ -316,8 +316,10 @@ func publication(ms, slot, nat []member, all slots) merged {
 // demands returns by what users asked for a key.
 func demands(ms []member) (list []string) {
 	for _, m := range ms {
-		if _, err := port.ParseDemand(m.binding.Origin.ID); m.binding.Origin.Source == port.SourceDemand && err == nil {
-			list = append(list, m.binding.Origin.ID)
+		if o := m.binding.Origin; o.Source == port.SourceDemand {
+			if _, err := port.ParseDemand(o.ID); err == nil {
+				list = append(list, o.ID)
+			}
 		}
 	}
 	return list
