@@ -168,7 +168,7 @@ func (h *Host) mayGoOn(c *target, accepted bool) error {
 	switch pub := g.pubs[c.key]; {
 	case pub == nil && !accepted:
 		return errWithdrawn
-	case pub != nil && !c.isOf(pub.wire.Demands):
+	case pub != nil && !c.isOf(pub.fact.Demands()):
 		return errWithdrawn // the address is another container's by now
 	case pub != nil && pub.denied != nil && pub.denied.State == port.Pending:
 		return fmt.Errorf("%w: %s", errPending, pub.denied.Reason)

@@ -59,10 +59,10 @@ type lockedGuest struct {
 
 	// What the guest said.
 	pubs   map[port.Key]*publication
-	text   int                               // bytes of names and labels in pubs
-	sender link.Peer                         // who sent pubs
-	away   bool                              // it was connected, and is not any more
-	others map[port.Key]wire.UnpublishedPort // unpublished ports
+	text   int                     // bytes of names and labels in pubs
+	sender link.Peer               // who sent pubs
+	away   bool                    // it was connected, and is not any more
+	others map[port.Key]*port.Fact // unpublished ports
 
 	// Claims within the limit and beyond.
 	admitted int
@@ -83,7 +83,7 @@ func newGuest(h *Host, o Guest) *guest {
 		guest: g, h: &h.state,
 		status: GuestStatus{Name: o.Name, Error: "not tried yet", Since: time.Now()},
 		pubs:   make(map[port.Key]*publication),
-		others: make(map[port.Key]wire.UnpublishedPort),
+		others: make(map[port.Key]*port.Fact),
 	}
 	if o.Dials {
 		g.state.status.Error = "not connected yet"
@@ -232,7 +232,7 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 	defer first.Stop()
 	s := replica.New(session.Control(), replica.Options{Wait: g.limits.wait, Fault: g.dropped})
 	up := false
-	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, wire.Publication]) error {
+	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, port.Fact]) error {
 		if err := g.applyWanted(ctx, step); err != nil || up {
 			return err
 		}
@@ -240,12 +240,12 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 		g.linked(session)
 		return nil
 	})
-	replica.Receive(s, replica.Unpublished(), func(step replica.Step[port.Key, wire.UnpublishedPort]) error {
+	replica.Receive(s, replica.Unpublished(), func(step replica.Step[port.Key, port.Fact]) error {
 		return g.applyUnpublished(ctx, step)
 	})
 	replica.Receive(s, replica.Unread(), g.applyUnread)
-	replica.Send(s, replica.Outcomes(), replica.From[port.Key, wire.Answer, ID, Publication]{
-		Table: g.h.table, Only: func(p Publication) bool { return p.Guest == g.name && !p.Lost },
+	replica.Send(s, replica.Outcomes(), replica.From[port.Key, port.Answer, ID, Row]{
+		Table: g.h.table, Only: func(r Row) bool { return r.Guest == g.name && !r.Lost },
 		Key: func(id ID) port.Key { return id.Key }, Row: answer,
 	})
 	err := s.Run(sctx)
@@ -259,12 +259,12 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 }
 
 // answer is what a guest is told of a publication.
-func answer(p Publication) wire.Answer {
-	outcomes := slices.Clone(p.Outcomes)
+func answer(r Row) port.Answer {
+	outcomes := slices.Clone(r.Outcomes)
 	for i := range outcomes {
 		outcomes[i].Reason = forGuest(outcomes[i].Reason)
 	}
-	return wire.FromOutcomes(p.Key, outcomes)
+	return port.NewAnswer(r.Key, outcomes)
 }
 
 // dropped notes that a message of the guest was not applied, so that all tables are asked for.
@@ -287,7 +287,7 @@ func (g *guest) linked(session link.Session) {
 
 // applyWanted makes the guest's publications what a step says. Those that are equal
 // already are left alone, with their listeners.
-func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.Publication]) error {
+func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, port.Fact]) error {
 	l := g.lockToOpen()
 	defer l.unlock()
 	if ctx.Err() != nil {
@@ -301,7 +301,7 @@ func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.P
 	return nil
 }
 
-func (g *lockedGuest) apply(s replica.Step[port.Key, wire.Publication]) {
+func (g *lockedGuest) apply(s replica.Step[port.Key, port.Fact]) {
 	incomplete := len(s.Partial) > 0
 	gone := g.gone(s)
 	if s.Whole && incomplete {
@@ -333,7 +333,7 @@ func (g *lockedGuest) apply(s replica.Step[port.Key, wire.Publication]) {
 }
 
 // gone returns the keys that a step ends.
-func (g *lockedGuest) gone(s replica.Step[port.Key, wire.Publication]) []port.Key {
+func (g *lockedGuest) gone(s replica.Step[port.Key, port.Fact]) []port.Key {
 	if !s.Whole {
 		return s.Removed
 	}
@@ -355,21 +355,21 @@ func (g *lockedGuest) overLimit() bool {
 }
 
 // put adds or replaces one publication.
-func (g *lockedGuest) put(p wire.Publication) {
+func (g *lockedGuest) put(p port.Fact) {
 	pub := g.pubs[p.Key]
 	if pub == nil {
-		pub = &publication{guest: g, Key: p.Key, since: time.Now()}
+		pub = &publication{guest: g, Key: p.Key, fact: new(port.Fact), since: time.Now()}
 		g.pubs[p.Key] = pub
 	}
-	if !equal(pub.wire, p) {
+	if old := pub.fact; !old.Equal(p) {
 		g.h.changed[pub] = struct{}{}
-	}
-	g.text += p.TextBytes() - pub.wire.TextBytes()
-	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule || pub.wire.Wish() != p.Wish() ||
-		(len(pub.wire.Demands) > 0) != (len(p.Demands) > 0)
-	pub.wire = p
-	if again {
-		g.h.touch(pub)
+		g.text += p.TextBytes() - old.TextBytes()
+		fact := p // not a part of the step, which is not kept
+		pub.fact = &fact
+		if !old.Owner.Same(p.Owner) || old.Target != p.Target || old.Decision.Yields != p.Decision.Yields ||
+			(len(old.Demands()) > 0) != (len(p.Demands()) > 0) {
+			g.h.touch(pub)
+		}
 	}
 	pub.tries = 0
 	g.decide(pub)
@@ -390,7 +390,7 @@ func (g *lockedGuest) decide(pub *publication) {
 // decideRow makes the claims of pub those that the policy allows. Claims that remain
 // are kept.
 func (g *lockedGuest) decideRow(pub *publication) {
-	d := g.h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
+	d := g.h.policy.Host(g.name, port.Publication{Fact: *pub.fact}, slices.Clone(pub.fact.Decision.Host))
 	if d.Allow {
 		if pub.onConflict != d.OnConflict {
 			pub.onConflict = d.OnConflict
@@ -398,7 +398,7 @@ func (g *lockedGuest) decideRow(pub *publication) {
 		}
 		pub.remember(d.Host)
 	}
-	g.change(pub, plan(pub.claims, pub.wire.Demands, !pub.exposed.IsZero(), pub.wanted(d), d))
+	g.change(pub, plan(pub.claims, pub.fact.Demands(), !pub.exposed.IsZero(), pub.wanted(d.Decision), d.Decision))
 	var until time.Time
 	if d.Exposed != nil {
 		until = *d.Exposed
@@ -459,7 +459,7 @@ func (g *lockedGuest) remove(k port.Key) {
 		g.release(c)
 	}
 	g.unkeep(pub)
-	g.text -= pub.wire.TextBytes()
+	g.text -= pub.fact.TextBytes()
 	delete(g.pubs, k)
 	g.h.changed[pub] = struct{}{}
 }
@@ -524,11 +524,4 @@ func forGuest(r port.Reason) port.Reason {
 		return port.Because(port.HeldElsewhere, r.Args()[0])
 	}
 	return r
-}
-
-// equal reports whether both are the same.
-func equal(a, b wire.Publication) bool {
-	return a.Key == b.Key && a.Source == b.Source && a.Rule == b.Rule &&
-		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host) &&
-		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal) && a.Wish() == b.Wish() && slices.Equal(a.Demands, b.Demands)
 }

@@ -50,7 +50,7 @@ type Guest struct {
 
 // Policy has the last word on where a publication appears; rules.Set is one.
 type Policy interface {
-	Host(guest string, p port.Publication, asked []netip.AddrPort) port.Decision
+	Host(guest string, p port.Publication, asked []netip.AddrPort) port.Ruling
 }
 
 // Network opens listeners; own.Sockets is one.
@@ -172,38 +172,34 @@ func (i ID) Compare(j ID) int {
 	return cmp.Compare(i.Guest, j.Guest)
 }
 
-// Publication is one publication of a guest and what became of it here. It is
-// immutable. Owner and Source come from the guest: text to be quoted.
-type Publication struct {
-	ID
-	Owner port.Owner
-	// OwnerPending reports that the owner may turn out to be another; see wire.Publication.
-	OwnerPending bool
-	Source       string
-	Label        port.RuleRef     // the labels of the owner that decided in the guest; empty if none did
-	Alias        string           // a name that a label gives the owner; empty for none
-	Demands      []string         // by which it was asked for, see port.Demand
-	Asked        []netip.AddrPort // host addresses that the agent asks for
-	Outcomes     []port.Outcome   // one per host address after the policy, at least one
-	Since        time.Time        // when the host first received it
-	Exposed      time.Time        // until when a rule opens it wider than usual; zero if none does
-	Lost         bool             // its guest is not connected any more, or has not reported it again: what is open leads nowhere
+// Row is one port of a guest: what the guest says of it, and what became of it here. It is
+// immutable. Text of the fact is to be quoted.
+type Row struct {
+	Guest string
+	*port.Fact
+	Outcomes []port.Outcome // one per host address after the policy, at least one; none of a port that the guest does not publish
+	Since    time.Time      // when the host first received it
+	Exposed  time.Time      // until when a rule opens it wider than usual; zero if none does
+	Lost     bool           // its guest is not connected any more, or has not reported it again: what is open leads nowhere
 }
 
+// ID names the row.
+func (r Row) ID() ID { return ID{r.Guest, r.Key} }
+
 // State is the best of the outcomes.
-func (p Publication) State() port.State {
+func (r Row) State() port.State {
 	var best port.State
-	for _, o := range p.Outcomes {
+	for _, o := range r.Outcomes {
 		best = max(best, o.State)
 	}
 	return best
 }
 
 // View is what all guests publish, at one generation.
-type View = table.View[ID, Publication]
+type View = table.View[ID, Row]
 
 // Subscription notifies of changes of the View.
-type Subscription = table.Subscription[ID, Publication]
+type Subscription = table.Subscription[ID, Row]
 
 // GuestStatus is how one guest is doing.
 type GuestStatus struct {
@@ -245,9 +241,9 @@ type Stats struct {
 // Host follows guests. Create it with New; Run does the work.
 type Host struct {
 	opt      Options
-	table    *table.Table[ID, Publication]
-	others   *table.Table[ID, Unpublished]
-	meter    forward.Meter // A is the client
+	table    *table.Table[ID, Row]
+	others   *table.Table[ID, Row] // ports that guests do not publish
+	meter    forward.Meter         // A is the client
 	acceptor *own.Acceptor
 	stats    struct {
 		tcp, udp, listeners                       atomic.Int64
@@ -274,8 +270,8 @@ func New(opt Options) (*Host, error) {
 	}
 	h := &Host{
 		opt:      opt,
-		table:    table.New[ID, Publication](ID.Compare),
-		others:   table.New[ID, Unpublished](ID.Compare),
+		table:    table.New[ID, Row](ID.Compare),
+		others:   table.New[ID, Row](ID.Compare),
 		timers:   schedule.NewSignal(),
 		lookup:   schedule.NewSignal(),
 		unsaved:  schedule.NewSignal(),

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // keptFor is how long a port is kept that the first snapshot of a process lacks: longer than most
@@ -47,11 +46,8 @@ func (g *lockedGuest) keep(k port.Key) bool {
 // denies reports whether a rule of the guest denies a port, by its current report.
 func (g *lockedGuest) denies(k port.Key) bool {
 	p, reported := g.others[k]
-	return reported && denied(p)
+	return reported && p.Decision.Reason.Kind() == port.Denies
 }
-
-// denied reports whether an unpublished port stays so.
-func denied(p wire.UnpublishedPort) bool { return p.Reason.Kind() == port.Denies }
 
 // unkeep ends that a publication is kept, which is then as any other.
 func (g *lockedGuest) unkeep(pub *publication) {
@@ -88,9 +84,9 @@ func (g *lockedGuest) limitKept() {
 }
 
 // denyKept withdraws what is kept and denied by a rule of the guest.
-func (g *lockedGuest) denyKept(reported []wire.UnpublishedPort) {
+func (g *lockedGuest) denyKept(reported []port.Fact) {
 	for _, p := range reported {
-		if pub := g.pubs[p.Key]; pub != nil && pub.kept != nil && denied(p) {
+		if pub := g.pubs[p.Key]; pub != nil && pub.kept != nil && p.Decision.Reason.Kind() == port.Denies {
 			g.remove(p.Key)
 		}
 	}

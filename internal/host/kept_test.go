@@ -138,7 +138,7 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 	waiting := pub(p81)
 	waiting.OwnerPending = true
 	for name, c := range map[string]struct {
-		put  wire.Publication
+		put  port.Fact
 		want string
 	}{
 		"denied":  {named, "denied by the host's rules"},
@@ -172,9 +172,9 @@ func firstTarget(h *Host, k port.Key) *target {
 }
 
 // webByName is a publication that the guest was asked for as web:80.
-func webByName() wire.Publication {
+func webByName() port.Fact {
 	p := pub(key(port.TCP, netip.MustParseAddr("172.17.0.2"), 80))
-	p.Source, p.Demands = port.SourceDemand, wire.List[string]{"web:80/tcp"}
+	p.Source, p.Named = port.SourceDemand, &port.Named{Demands: []string{"web:80/tcp"}}
 	return p
 }
 
@@ -189,7 +189,7 @@ func TestConnectionToKeptNameIsOfThatName(t *testing.T) {
 func testConnectionToKeptNameIsOfThatName(t *testing.T, other string) {
 	synctest.Test(t, func(t *testing.T) {
 		web, db := webByName(), webByName()
-		db.Demands = wire.List[string]{"db:80/tcp"}
+		db.Named = &port.Named{Demands: []string{"db:80/tcp"}}
 		a := newAgent(t, "vm")
 		a.hello = "box"
 		a.begins(snapshot(7, web))

@@ -75,7 +75,7 @@ func (h *locked) unlock() {
 
 // publish puts what this step changed into the table, from which the guests are sent it.
 func (h *locked) publish() {
-	h.table.Update(func(tx *table.Tx[ID, Publication]) {
+	h.table.Update(func(tx *table.Tx[ID, Row]) {
 		for p := range h.changed {
 			switch p.guest.pubs[p.Key] {
 			case p:

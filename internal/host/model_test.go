@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/replica"
 	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // FuzzModel takes random steps with a host of one guest, and compares what the host keeps of
@@ -79,7 +78,7 @@ var universe = []port.Key{
 	key(port.TCP, any4, 80), key(port.TCP, any6, 80), key(port.TCP, lan, 80), key(port.TCP, any4, 81), key(port.TCP, any6, 81), key(port.TCP, any4, 82),
 }
 
-func publishing(k port.Key) wire.Publication {
+func publishing(k port.Key) port.Fact {
 	p := pub(k)
 	if k.Port == 81 {
 		p.Owner = port.Owner{Kind: port.OwnerProcess, ID: k.Address.String()}
@@ -218,7 +217,7 @@ func (m *model) snapshot(partial bool) string {
 	return fmt.Sprintf("snapshot of %v, partial: %t", keys, partial)
 }
 
-func (m *model) apply(step replica.Step[port.Key, wire.Publication]) {
+func (m *model) apply(step replica.Step[port.Key, port.Fact]) {
 	if err := m.guest().applyWanted(m.t.Context(), step); err != nil {
 		m.t.Fatal(err)
 	}
@@ -283,11 +282,11 @@ func (m *model) lose() {
 // report has the guest report which ports it does not publish, and why.
 func (m *model) report() string {
 	keys := m.some()
-	step := replica.Step[port.Key, wire.UnpublishedPort]{Whole: true}
+	step := replica.Step[port.Key, port.Fact]{Whole: true}
 	clear(m.closed)
 	for _, k := range keys {
 		reason := [...]port.Reason{denial, waiting, withheld}[m.r.IntN(3)]
-		step.Put = append(step.Put, wire.UnpublishedPort{Key: k, Reason: wire.Reason{Reason: reason}})
+		step.Put = append(step.Put, port.Fact{Key: k, Decision: port.Decision{Reason: reason}})
 		m.closed[k] = reason == denial
 		if m.kept[k] && m.closed[k] {
 			delete(m.kept, k)

@@ -53,7 +53,7 @@ func (p *publication) rows() []*publication {
 // otherFamily returns the publication of p's owner in the other family, nil if there is none.
 func (p *publication) otherFamily() *publication {
 	k, ok := p.Key.OtherFamily()
-	if o := p.guest.pubs[k]; ok && o != nil && o.wire.Owner.Same(p.wire.Owner) {
+	if o := p.guest.pubs[k]; ok && o != nil && o.fact.Owner.Same(p.fact.Owner) {
 		return o
 	}
 	return nil

@@ -22,7 +22,6 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // onConflict is a policy whose rule allows all and says what to do on a conflict.
@@ -161,10 +160,10 @@ func TestOrderOfArrivalChoosesNoPort(t *testing.T) {
 	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
 		t.Run(c.String(), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, uint64(c)))
-			var all []wire.Publication
+			var all []port.Fact
 			for i := range uint16(publications) {
 				k := key(port.TCP, netip.AddrFrom4([4]byte{10, 0, byte(i), 1}), first+i/3) // three want one port
-				all = append(all, wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, k.Port)}})
+				all = append(all, port.Fact{Key: k, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at(lo4, k.Port)}}})
 			}
 			taken := r.Perm(2 * publications)[:busy]
 			var want map[port.Key]netip.AddrPort
@@ -200,7 +199,7 @@ func TestGuestsChoosePortsAtTheSameTime(t *testing.T) {
 	for i := range publications / 2 {
 		network.take(at(lo4, uint16(20000+2*i)).String(), true)
 	}
-	var pubs []wire.Publication
+	var pubs []port.Fact
 	for i := range uint16(publications) {
 		pubs = append(pubs, pub(key(port.TCP, any4, 20000+i)))
 	}
@@ -251,7 +250,7 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 			h := idle(t, Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}}, "a", "b")
 			a, b := h.guests[0], h.guests[1]
 			k, other := key(port.TCP, any4, 80), key(port.TCP, any4, 90)
-			set := func(g *guest, generation uint64, pubs ...wire.Publication) {
+			set := func(g *guest, generation uint64, pubs ...port.Fact) {
 				t.Helper()
 				if err := g.applyWanted(t.Context(), whole(generation, pubs...)); err != nil {
 					t.Fatal(err)
@@ -294,7 +293,7 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 }
 
 // opened returns where the publications of a guest are open that come in a random order.
-func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map[port.Key]netip.AddrPort {
+func opened(t *testing.T, opt Options, r *rand.Rand, all []port.Fact) map[port.Key]netip.AddrPort {
 	t.Helper()
 	h := idle(t, opt, "vm")
 	defer h.withdraw()
@@ -327,14 +326,14 @@ func TestMovesOfAGuestAreLimited(t *testing.T) {
 	p := ports.Free(t)
 	h := idle(t, Options{Policy: onConflict(t, port.OnConflictNext)}, "vm")
 	g, k := h.guests[0], key(port.TCP, lan, p)
-	var first []wire.Publication
+	var first []port.Fact
 	for i := range uint16(3) { // they take precedence
 		first = append(first, pub(key(port.TCP, any4, p+i)))
 	}
 	tried := func(limit int) move {
 		t.Helper()
 		g.limits.moves = rate.NewLimiter(0, limit)
-		if err := g.applyWanted(t.Context(), change(2, wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, p)}, Source: fmt.Sprint(limit)})); err != nil {
+		if err := g.applyWanted(t.Context(), change(2, port.Fact{Key: k, Source: fmt.Sprint(limit), Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at(lo4, p)}}})); err != nil {
 			t.Fatal(err)
 		}
 		return h.state.moved[ID{"vm", k}]

@@ -90,7 +90,7 @@ func (h *Host) targetOf(r *Reach) (c *target, exposed bool, err error) {
 		return nil, false, fmt.Errorf("%w: %s", errPending, pub.denied.Reason)
 	case pub.denied != nil:
 		return nil, false, errDenied
-	case !pub.wire.Owner.Same(r.Owner):
+	case !pub.fact.Owner.Same(r.Owner):
 		return nil, false, errOwner
 	}
 	for _, c := range pub.claims {

@@ -22,7 +22,7 @@ import (
 var web = port.Owner{Kind: port.OwnerContainer, ID: "1", Name: "web"}
 
 // ownedBy returns a publication of an owner.
-func ownedBy(k port.Key, o port.Owner, hosts ...netip.AddrPort) wire.Publication {
+func ownedBy(k port.Key, o port.Owner, hosts ...netip.AddrPort) port.Fact {
 	p := pub(k, hosts...)
 	p.Owner = o
 	return p

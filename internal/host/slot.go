@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 const (
@@ -37,14 +36,14 @@ const (
 type publication struct {
 	guest *lockedGuest
 	port.Key
-	wire   wire.Publication
+	fact   *port.Fact     // immutable
 	claims []*claim       // one per host address, in the policy's order
 	denied *port.Outcome  // instead of claims
 	kept   *chan struct{} // see target.kept; nil if the publication is not kept
 	tries  int            // other ports that were tried since the last decision about it
 
 	onConflict port.OnConflict
-	exposed    time.Time // see Publication.Exposed
+	exposed    time.Time // see Row.Exposed
 	since      time.Time
 }
 
@@ -71,12 +70,10 @@ func (p *publication) covered(c *claim) bool {
 	})
 }
 
-func (p *publication) view() Publication {
-	wish := p.wire.Wish()
-	return Publication{
-		ID: p.id(), Owner: p.wire.Owner, Source: p.wire.Source, Demands: p.wire.Demands,
-		OwnerPending: p.wire.OwnerPending, Label: wish.Ref(), Alias: wish.Alias,
-		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.kept != nil,
+func (p *publication) view() Row {
+	return Row{
+		Guest: p.guest.name, Fact: p.fact, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed,
+		Lost: p.guest.away || p.kept != nil,
 	}
 }
 
@@ -101,7 +98,7 @@ func (p *publication) deny(reason port.Reason, pending bool) {
 		return
 	}
 	p.guest.h.changed[p] = struct{}{}
-	p.denied = &port.Outcome{Key: p.Key, State: port.Denied, Reason: reason, Since: time.Now()}
+	p.denied = &port.Outcome{State: port.Denied, Reason: reason, Since: time.Now()}
 	if pending {
 		p.denied.State = port.Pending
 	}
@@ -137,10 +134,10 @@ func newClaim(pub *publication, addr netip.AddrPort) *claim {
 	c := &claim{pub: pub}
 	c.kept.Store(pub.kept)
 	c.guest, c.key, c.addr = pub.guest.guest, pub.Key, addr
-	if pub.wire.Source == port.SourceDemand {
-		c.names = pub.wire.Demands
+	if pub.fact.Source == port.SourceDemand {
+		c.names = pub.fact.Demands()
 	}
-	c.outcome = port.Outcome{Key: pub.Key, State: port.Pending, HostAddress: addr, Since: time.Now()}
+	c.outcome = port.Outcome{State: port.Pending, HostAddress: addr, Since: time.Now()}
 	return c
 }
 
@@ -150,14 +147,14 @@ func (c *claim) holds(at netip.AddrPort, from *guest) port.Reason {
 	if c.guest != from {
 		code = port.HeldByRival
 	}
-	return port.Because(code, at.String(), claims.Name(c.key, c.guest.name, c.pub.wire.Owner))
+	return port.Because(code, at.String(), claims.Name(c.key, c.guest.name, c.pub.fact.Owner))
 }
 
 func (c *claim) set(state port.State, addr netip.AddrPort, reason port.Reason) {
 	if state == port.Active {
 		reason = c.pub.note(addr)
 	}
-	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
+	o := port.Outcome{State: state, HostAddress: addr, Reason: reason}
 	if c.gone.Load() || c.outcome.Equal(o) {
 		return
 	}
@@ -165,7 +162,7 @@ func (c *claim) set(state port.State, addr netip.AddrPort, reason port.Reason) {
 	if o.State != c.outcome.State || o.HostAddress != c.outcome.HostAddress {
 		o.Since = time.Now()
 		// At debug level, because the guest decides how often this happens.
-		c.guest.log.Debug("port changed", "publication", c.key, "state", state, "owner", c.pub.wire.Owner.Name,
+		c.guest.log.Debug("port changed", "publication", c.key, "state", state, "owner", c.pub.fact.Owner.Name,
 			"at", addr, "reason", reason)
 	}
 	c.outcome = o
@@ -322,18 +319,18 @@ func (g *group) asked(all []*claim) []claims.Claim {
 	})
 	out := make([]claims.Claim, 0, len(all))
 	for _, c := range all {
-		w := &c.pub.wire
+		w := c.pub.fact
 		s := g.at(c.addr.Addr())
-		standing := claims.StandingOf(c.key, c.addr, len(w.Demands) > 0)
+		standing := claims.StandingOf(c.key, c.addr, len(w.Demands()) > 0)
 		if !c.pub.instead(c.addr.Port()).IsZero() {
 			standing = claims.Moved
 		}
 		out = append(out, claims.Claim{
-			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
+			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Target: w.Target, Host: c.addr,
 			Unavailable: s != nil && s.beside, Kept: c.pub.kept != nil,
 			Standing: standing,
 			// A rule of this host that gives the port another number is its own word.
-			Yields: w.Wish().Yields && slices.ContainsFunc(w.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
+			Yields: w.Decision.Yields && slices.ContainsFunc(w.Decision.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
 		})
 	}
 	return out
@@ -494,7 +491,7 @@ func (s *slot) conflict(t *trouble) {
 // elsewhere returns the command by which the user gets the port at another address.
 func (s *slot) elsewhere() string {
 	demand, guest := "", ""
-	if list := s.winner.pub.wire.Demands; len(list) > 0 {
+	if list := s.winner.pub.fact.Demands(); len(list) > 0 {
 		demand = list[0]
 	}
 	if len(s.h.guests) > 1 {

@@ -14,24 +14,12 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-// Unpublished is a port of a guest that the guest does not publish. It is for display: it
-// asks for no host address, the policy does not see it, and no flow is requested for it.
-// All text comes from the guest.
-type Unpublished struct {
-	ID
-	Rule    port.RuleRef
-	Reason  port.Reason
-	Owner   port.Owner // without labels
-	Source  string
-	Demands []string  // by which it was asked for, see port.Demand
-	Since   time.Time // when the host first received it
-}
-
-// Unpublished returns a table of the ports that guests do not publish.
-func (h *Host) Unpublished() *table.Table[ID, Unpublished] { return h.others }
+// Unpublished returns a table of the ports that guests do not publish. They are for display: they
+// ask for no host address, the policy does not see them, and no flow is requested for them.
+func (h *Host) Unpublished() *table.Table[ID, Row] { return h.others }
 
 // applyUnpublished applies a step of the ports that the guest does not publish.
-func (g *guest) applyUnpublished(ctx context.Context, s replica.Step[port.Key, wire.UnpublishedPort]) error {
+func (g *guest) applyUnpublished(ctx context.Context, s replica.Step[port.Key, port.Fact]) error {
 	l := g.lockToOpen()
 	defer l.unlock()
 	if ctx.Err() != nil {
@@ -40,7 +28,7 @@ func (g *guest) applyUnpublished(ctx context.Context, s replica.Step[port.Key, w
 	l.denyKept(s.Put)
 	l.status.Omitted = s.Omitted
 	named := make(map[port.Key]struct{}, len(s.Put))
-	g.h.others.Update(func(tx *table.Tx[ID, Unpublished]) {
+	g.h.others.Update(func(tx *table.Tx[ID, Row]) {
 		for _, k := range s.Removed {
 			l.removeUnpublished(tx, k)
 		}
@@ -60,26 +48,24 @@ func (g *guest) applyUnpublished(ctx context.Context, s replica.Step[port.Key, w
 	return nil
 }
 
-func (g *lockedGuest) removeUnpublished(tx *table.Tx[ID, Unpublished], k port.Key) {
+func (g *lockedGuest) removeUnpublished(tx *table.Tx[ID, Row], k port.Key) {
 	delete(g.others, k)
 	tx.Delete(ID{g.name, k})
 }
 
-func (g *lockedGuest) putUnpublished(tx *table.Tx[ID, Unpublished], p wire.UnpublishedPort) {
+func (g *lockedGuest) putUnpublished(tx *table.Tx[ID, Row], p port.Fact) {
 	id := ID{g.name, p.Key}
 	if known, had := g.others[p.Key]; had && known.Equal(p) {
 		return
 	}
-	g.others[p.Key] = p
-	old, had := tx.Get(id)
-	since := old.Since
+	fact := p // not a part of the step, which is not kept
+	g.others[p.Key] = &fact
+	row, had := tx.Get(id)
 	if !had {
-		since = time.Now()
+		row = Row{Guest: g.name, Since: time.Now()}
 	}
-	tx.Put(id, Unpublished{
-		ID: id, Rule: p.Rule, Reason: p.Reason.Reason, Owner: p.Owner, Source: p.Source,
-		Demands: p.Demands, Since: since,
-	})
+	row.Fact = &fact
+	tx.Put(id, row)
 }
 
 // applyUnread applies a step of the NAT rules that the guest does not understand.
@@ -106,7 +92,7 @@ func (g *lockedGuest) dropUnpublished() {
 	if len(g.others) == 0 {
 		return
 	}
-	g.h.others.Update(func(tx *table.Tx[ID, Unpublished]) {
+	g.h.others.Update(func(tx *table.Tx[ID, Row]) {
 		for k := range g.others {
 			g.removeUnpublished(tx, k)
 		}

@@ -129,7 +129,7 @@ func settled(t *testing.T, rec *reconcile.Reconciler, k port.Key, state port.Sta
 			t.Fatalf("%s does not become %s", k, state)
 		}
 		view, _ := sub.Take()
-		if out, _ := view.Get(k); slices.ContainsFunc(out, func(o reconcile.SinkOutcome) bool { return o.State == state }) {
+		if out, _ := view.Get(k); slices.ContainsFunc(out, func(o port.SinkOutcome) bool { return o.State == state }) {
 			return
 		}
 	}
