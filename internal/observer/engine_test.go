@@ -248,7 +248,7 @@ func TestAuditRepairsDrift(t *testing.T) {
 		r.keeper.take()
 		r.edit(func() { delete(r.table, 2); r.table[3] = tcpRow(3) })
 		pass(r.audit)
-		if want := "first.address=0.0.0.0:1003 first.listening=true first.gone=false"; !strings.Contains(log.String(), want) {
+		if want := "tcp 0.0.0.0:1003 listening, cookie 3"; !strings.Contains(log.String(), want) {
 			t.Errorf("log %q, want %q", &log, want)
 		}
 		r.wantCookies(t, 1, 3)
