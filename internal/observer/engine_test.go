@@ -623,21 +623,6 @@ func TestConnectingSocket(t *testing.T) {
 	})
 }
 
-func TestClientsAreHidden(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		client := udpRow(1)
-		client.client = true
-		r := newRig(client, udpRow(2))
-		r.source.send(udpEvent(bpf.SockEventKindEVENT_BIND, 3)) // known by its event
-		known := udpRow(3)
-		known.client = true
-		r.table[3] = known
-		r.start(t)
-		pass(2 * r.audit)
-		r.wantCookies(t, 2, 3)
-	})
-}
-
 func TestGate(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(udpRow(1), tcpRow(2))
