@@ -204,6 +204,25 @@ func deniedNerdctl(t *testing.T, rounds int, connects int64) {
 	p.reach("tcp 0.0.0.0:8201", "HTTP/1.")
 }
 
+// A container that takes long to start is in no list, though its port is open: the engine may
+// answer many of them meanwhile.
+func TestDeniedContainerThatStartsSlowlyIsNeverOpen(t *testing.T) {
+	proxy := filepath.Join(t.TempDir(), "proxy")
+	//nolint:gosec // the engine executes it
+	if err := os.WriteFile(proxy, []byte("#!/bin/sh\ncase \"$*\" in *' 8200 '*) sleep 6; esac\nexec docker-proxy \"$@\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p := startPeers(t, "--config", denySecrets(t), "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket)
+	dockerd(t, "--userland-proxy-path", proxy)
+	dockerImage(t)
+	b := p.probe("127.0.0.1:8200")
+	defer b.end()
+	drun(t, append([]string{"--name", "secret0", "-p", "8200:8200"}, deniedServer...)...)
+	b.closed(t, "start")
+	run(t, "docker", "restart", "-t", "0", "secret0")
+	b.closed(t, "restart")
+}
+
 // A container that a rule denies by its name is never open on the host: not while it
 // starts, restarts or goes, and not while an agent starts beside an engine that hangs.
 func TestDeniedContainerIsNeverOpen(t *testing.T) { deniedDocker(t, 3, deniedConnects) }

@@ -285,13 +285,9 @@ type listed struct {
 	err error
 }
 
-// list returns the running containers, or only those whose id is given. An
-// entry that cannot be read is an entry with an error.
-func (c *conn) list(ctx context.Context, id string) ([]listed, error) {
-	o := client.ContainerListOptions{}
-	if id != "" {
-		o.Filters = make(client.Filters).Add("id", id)
-	}
+// list returns the containers that the options select. An entry that cannot be read is an
+// entry with an error.
+func (c *conn) list(ctx context.Context, o client.ContainerListOptions) ([]listed, error) {
 	body, err := c.get(ctx, "/containers/json", func(ctx context.Context) error {
 		_, err := c.ContainerList(ctx, o)
 		return err

@@ -37,11 +37,21 @@ var _ engine.Engine = fetcher{}
 // container, but without their processes: a look follows. Podman's list does not tell whose
 // the ports and addresses are that it has of a container, so each is looked at at once.
 func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
-	all, err := f.c.list(ctx, "")
+	// The resting ones first: what has started while the lists are made is in the second.
+	resting, err := f.c.list(ctx, client.ContainerListOptions{All: true, Filters: f.resting()})
 	if err != nil {
 		return nil, err
 	}
-	objects := make([]engine.Object, 0, len(all))
+	all, err := f.c.list(ctx, client.ContainerListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	objects := make([]engine.Object, 0, len(resting)+len(all))
+	for _, l := range resting {
+		if l.ID != "" {
+			objects = append(objects, engine.Object{ID: l.ID, Starting: true})
+		}
+	}
 	for _, l := range all {
 		if l.ID == "" {
 			// It is not known whose ports are missing, so nothing may be withdrawn.
@@ -68,6 +78,16 @@ func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 	return objects, nil
 }
 
+// resting selects containers that do not run. One that is starting is among them until it runs,
+// and locked.
+func (f fetcher) resting() client.Filters {
+	filters := make(client.Filters).Add("status", "created", "exited")
+	if f.podman {
+		filters.Add("status", "initialized")
+	}
+	return filters
+}
+
 // Look implements engine.Engine. A container that is locked, or whose details
 // are too large to read, is still in the list.
 func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, error) {
@@ -92,7 +112,7 @@ func (f fetcher) Look(ctx context.Context, id string) (engine.Object, bool, erro
 	case err == nil:
 		err = fmt.Errorf("inspect: asked for %s, got %q", id, d.ID)
 	}
-	all, lerr := f.c.list(ctx, id)
+	all, lerr := f.c.list(ctx, client.ContainerListOptions{Filters: make(client.Filters).Add("id", id)})
 	if lerr != nil {
 		return engine.Object{}, false, errors.Join(err, lerr)
 	}

@@ -78,10 +78,16 @@ type confirming struct {
 	looks  map[string]struct{} // by container, that were wanted or under way after the list
 }
 
-// answer answers the requests for a list that was applied, when all looks have been.
+// answer answers the requests for a list that was applied, when all looks have been: also those
+// at containers that may be starting.
 func (f *follower) answer(l look) {
 	if len(l.listed) == 0 {
 		return
+	}
+	for _, o := range l.all {
+		if o.Starting {
+			f.mark(o.ID)
+		}
 	}
 	c := confirming{l.listed, make(map[string]struct{}, len(f.dirty))}
 	for id := range f.dirty {

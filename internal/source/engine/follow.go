@@ -28,6 +28,9 @@ type Object struct {
 	// Partial marks an incomplete object of a list: its fact lacks the cgroup, and a
 	// look follows.
 	Partial bool
+	// Starting marks a container that does not run and may be starting. Its ports may be open
+	// already; a look takes until it runs, or finds that it does not. Only the ID is set.
+	Starting bool
 	// Unsure marks a container of which the engine does not know whether it runs.
 	// What is known of it is kept, and a look follows. Only the ID and the fact are
 	// set, and maybe warnings: a fact opens nothing, and names what the container has opened.
@@ -36,7 +39,8 @@ type Object struct {
 
 // Engine fetches. Its methods are called from several goroutines.
 type Engine interface {
-	// List returns every running container, or an error and nothing.
+	// List returns every running container, and those that may be starting; or an error and
+	// nothing.
 	List(ctx context.Context) ([]Object, error)
 	// Look returns one container; found is false if it is not running or not
 	// there. An error means that the connection is of no use.
@@ -473,6 +477,9 @@ func (f *follower) replace(l look) {
 	next := make(map[string]reported, len(l.all))
 	drift := 0
 	for _, o := range l.all {
+		if o.Starting {
+			continue
+		}
 		old, had := f.known[o.ID]
 		if newer := f.last[o.ID] > l.seq; newer || o.Unsure {
 			if newer {
