@@ -328,6 +328,8 @@ func (m *model) take() string {
 }
 
 func (m *model) check() error {
+	m.network.mu.Lock()
+	defer m.network.mu.Unlock()
 	view := m.h.View()
 	if view.Len() != len(m.kept) {
 		return fmt.Errorf("%d publications, want %v", view.Len(), m.kept)
@@ -345,7 +347,7 @@ func (m *model) check() error {
 			return fmt.Errorf("%s: %+v", k, p.Outcomes)
 		}
 		if o := p.Outcomes[0]; o.State == port.Active {
-			if other, twice := holds[o.HostAddress]; twice || !m.network.isOpen(o.HostAddress) {
+			if other, twice := holds[o.HostAddress]; twice || m.network.open[o.HostAddress.String()] == nil {
 				return fmt.Errorf("%s at %s, where %s is", k, o.HostAddress, other)
 			}
 			holds[o.HostAddress] = k

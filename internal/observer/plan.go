@@ -7,7 +7,6 @@ package observer
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"time"
 
@@ -266,13 +265,13 @@ func (e *engine) merge(j job, rows []row, covered scope) (absent int, err error)
 // merged reports what a dump changed, and counts the changes that events missed
 // without a known loss.
 func (e *engine) merged(j job, changes []Event) {
-	drift, first := uint64(0), Event{}
+	drift, some := uint64(0), []string(nil)
 	asked := j.resolve | e.resolve // for a dump, by events
 	for i := range changes {
 		s := &changes[i].Socket
 		if of := scopeOf(s); e.live && !e.resync && j.audited&of != 0 && asked&of == 0 && s.Observed == 0 {
-			if drift++; drift == 1 {
-				first = changes[i]
+			if drift++; drift <= driftShown {
+				some = append(some, changes[i].summary())
 			}
 		}
 		if changes[i].Gone && e.source != nil {
@@ -281,12 +280,23 @@ func (e *engine) merged(j job, changes []Event) {
 	}
 	if drift > 0 {
 		e.counters.drift.Add(drift)
-		s := &first.Socket
-		e.log.Warn("audit repaired sockets that events missed", "sockets", drift, slog.Group("first",
-			"protocol", s.Protocol, "address", netip.AddrPortFrom(s.Address, s.Port),
-			"listening", s.Listening, "gone", first.Gone, "cookie", s.Cookie))
+		e.log.Warn("audit repaired sockets that events missed", "sockets", drift, "some", some)
 	}
 	e.reportDumped(changes)
+}
+
+// driftShown is how many of the sockets that an audit repaired are in the log.
+const driftShown = 8
+
+func (e *Event) summary() string {
+	state := "bound"
+	switch {
+	case e.Gone:
+		state = "gone"
+	case e.Socket.Listening:
+		state = "listening"
+	}
+	return fmt.Sprintf("%v %v %s, cookie %d;", e.Socket.Protocol, netip.AddrPortFrom(e.Socket.Address, e.Socket.Port), state, e.Socket.Cookie)
 }
 
 // finish ends what waited for this dump, and replaces the set if that is due.

@@ -97,20 +97,6 @@ func binding(id, addr string) port.Binding {
 	return port.Binding{Key: pub(addr, true).Key, Origin: port.Origin{ID: id}}
 }
 
-// The incumbent counts no references: the first source that leaves takes the
-// port with it.
-func TestPortIsWantedWhileOneSourceHasIt(t *testing.T) {
-	sourced(t, func(s *fakeSink, docker, containerd registry.Feed) {
-		docker.Replace([]port.Binding{binding("a", "0.0.0.0:80")})
-		containerd.Replace([]port.Binding{binding("b", "0.0.0.0:80")})
-		want(t, s, "tcp 0.0.0.0:80")
-		docker.Replace(nil)
-		want(t, s, "tcp 0.0.0.0:80")
-		containerd.Apply(port.Change{Drop: []port.Origin{{Source: "containerd", ID: "b"}}})
-		want(t, s)
-	})
-}
-
 // The incumbent removes the ports of all sources when one engine's stream
 // breaks, and the other sources never add theirs again.
 func TestLostEngineRemovesNoPort(t *testing.T) {

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -186,17 +184,6 @@ func TestReturnDuringHoldDownChangesNothing(t *testing.T) {
 	})
 }
 
-func TestHoldDownZero(t *testing.T) {
-	s := newSink()
-	run(t, Options{}, []Sink{s}, func(g rig) {
-		p := pub("127.0.0.1:80", true)
-		g.put(p)
-		want(t, s, "tcp 127.0.0.1:80")
-		g.drop(p)
-		want(t, s)
-	})
-}
-
 func TestWhatIsAskedForByNameIsNotHeld(t *testing.T) {
 	s := newSink()
 	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
@@ -284,54 +271,6 @@ func TestPendingIsNotHeldAndResetsOnceDenied(t *testing.T) {
 			t.Errorf("reset %v once denied, want one port", reset)
 		}
 	})
-}
-
-// A port that is held is open: what comes next on it must not be reached by that
-// if it is, or may be, forbidden.
-func TestForbiddenPortEndsTheHoldOnItsSlot(t *testing.T) {
-	for _, d := range []port.Decision{{Reason: port.Because(port.OwnerAwaited)}, {Reason: port.RuleRef{Kind: port.RuleConfigured, Number: 1}.Because(port.DeniedByRule)}} {
-		s := newSink()
-		run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
-			old, other := pub("[::]:80", true), pub("[::]:81", true)
-			g.put(old)
-			g.put(other)
-			want(t, s, "tcp [::]:80", "tcp [::]:81")
-			g.drop(old)
-			g.drop(other)
-			want(t, s, "tcp [::]:80", "tcp [::]:81")
-			p := pub("0.0.0.0:80", true)
-			p.Decision = d
-			g.put(p)
-			want(t, s, "tcp [::]:81")
-		})
-	}
-}
-
-func TestForbiddenPortPreventsHoldOnSlot(t *testing.T) {
-	for _, d := range []port.Decision{{Reason: port.Because(port.OwnerAwaited)}, {Reason: port.RuleRef{Kind: port.RuleConfigured, Number: 1}.Because(port.DeniedByRule)}} {
-		for _, addrs := range [][2]string{{"[::]:80", "0.0.0.0:80"}, {"0.0.0.0:80", "[::]:80"}} {
-			for _, denied := range []string{"before", "with", "after"} { // the end of the other one
-				s := newSink()
-				run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
-					old, next := pub(addrs[0], true), pub(addrs[1], false)
-					next.Decision = d
-					g.put(old)
-					want(t, s, "tcp "+addrs[0])
-					switch denied {
-					case "before":
-						g.put(next)
-						want(t, s, "tcp "+addrs[0])
-						g.drop(old)
-					case "with":
-						g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(next.Key, next); tx.Delete(old.Key) })
-					case "after":
-						g.pubs.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Delete(old.Key); tx.Put(next.Key, next) })
-					}
-					want(t, s)
-				})
-			}
-		}
-	}
 }
 
 func TestWithheldPortAllowsHoldOnSlot(t *testing.T) {
@@ -440,36 +379,6 @@ func TestSyncedHasTimesOfEvents(t *testing.T) {
 	}
 }
 
-func TestPanickingSinkFailsAlone(t *testing.T) {
-	s, bad := newSink(), newSink()
-	bad.fail = func() error { panic("boom") }
-	run(t, Options{}, []Sink{&renamed{bad, "bad"}, s}, func(g rig) {
-		g.put(pub("127.0.0.1:80", true))
-		want(t, s, "tcp 127.0.0.1:80")
-	})
-}
-
-type renamed struct {
-	*fakeSink
-	name string
-}
-
-func (r *renamed) Name() string { return r.name }
-
-func TestNoSyncBeforeTheSetIsComplete(t *testing.T) {
-	s := newSink()
-	run(t, Options{ReadyTimeout: 3 * time.Second}, []Sink{s}, func(g rig) {
-		g.put(pub("127.0.0.1:80", true))
-		time.Sleep(3*time.Second - 1)
-		synctest.Wait()
-		if n := s.count(); n != 0 {
-			t.Errorf("%d syncs before all sources have spoken", n)
-		}
-		time.Sleep(time.Nanosecond)
-		want(t, s, "tcp 127.0.0.1:80")
-	})
-}
-
 // A source that still reads its first set is waited for longer, but not for ever.
 func TestSlowFirstSetIsAwaited(t *testing.T) {
 	for name, c := range map[string]struct{ reads, want time.Duration }{
@@ -522,38 +431,4 @@ func TestIdleReconcilerHasNoTimers(t *testing.T) {
 			t.Errorf("%d syncs in an idle day", n-before)
 		}
 	})
-}
-
-// A sink that fails at random and applies only hints still ends equal to the table.
-func TestFlakySinkConverges(t *testing.T) {
-	for seed := range uint64(20) {
-		rng, luck := rand.New(rand.NewPCG(seed, 2)), rand.New(rand.NewPCG(seed, 3))
-		s := newSink()
-		s.fail = func() error {
-			if luck.IntN(3) == 0 {
-				return errors.New("flaky")
-			}
-			return nil
-		}
-		run(t, Options{HoldDown: 50 * time.Millisecond}, []Sink{s}, func(g rig) {
-			truth := map[string]bool{}
-			for range 200 {
-				p := pub(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(8000+rng.IntN(20))).String(), rng.IntN(4) > 0)
-				if rng.IntN(2) == 0 {
-					g.put(p)
-					truth[p.String()] = p.Decision.Allow
-				} else {
-					g.drop(p)
-					delete(truth, p.String())
-				}
-				time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond)
-			}
-			time.Sleep(time.Minute)
-			maps.DeleteFunc(truth, func(_ string, allow bool) bool { return !allow })
-			want(t, s, slices.Sorted(maps.Keys(truth))...)
-			if n := g.r.Outcomes().View().Len(); n != len(truth) {
-				t.Errorf("seed %d: %d publications have outcomes, want %d", seed, n, len(truth))
-			}
-		})
-	}
 }

@@ -484,6 +484,13 @@ func (r *runner) checkHost() error {
 // checkOutcomes compares what the agent shows with what the host did.
 func (r *runner) checkOutcomes(states map[port.Key][]port.State) error {
 	outcomes := r.reconciler.Outcomes().View()
+	if !r.failing && !r.peerFails && r.ref.now.Sub(later(r.flakyAt, r.peerAt)) > 11*time.Second {
+		for k := range outcomes.All() {
+			if _, ok := r.wanted[k]; !ok {
+				return fmt.Errorf("%s has outcomes, and nobody wants it", k)
+			}
+		}
+	}
 	for k := range r.wanted {
 		var got []port.State
 		all, _ := outcomes.Get(k)

@@ -48,13 +48,13 @@ type order struct {
 type report struct {
 	Err     string // of the system call that was the point
 	PID     int
+	Cookie  uint64 // of the socket of the order, 0 for none
 	Sockets []held
 }
 
 // held is a socket as its own options describe it.
 type held struct {
 	ID        int
-	Cookie    uint64
 	MPTCP     bool
 	Type      int
 	Local     netip.AddrPort // unmapped
@@ -155,6 +155,9 @@ func (a *actor) obey() error {
 	var r report
 	if err := a.do(o); err != nil {
 		r.Err = err.Error()
+	}
+	if fd, ok := a.sockets[o.ID]; ok {
+		r.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
 	}
 	if o.Do == "look" {
 		r.Sockets = a.look()
@@ -305,7 +308,6 @@ func (a *actor) look() []held {
 			Listening: option(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) == 1,
 		}
 		h.Device, _ = unix.GetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE)
-		h.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
 		if local, err := unix.Getsockname(fd); err == nil {
 			h.Local = addrPort(local)
 		}

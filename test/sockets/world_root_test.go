@@ -258,6 +258,25 @@ func methodsOf(log string) map[string]string {
 	return methods
 }
 
+// repairs returns the sockets that audits of the agent have repaired so far, as it
+// describes them.
+func (w *world) repairs() (all []string) {
+	for line := range strings.Lines(w.agent.Output()) {
+		var entry struct {
+			Msg     string
+			Sockets int
+			Some    []string
+		}
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "audit repaired sockets that events missed" {
+			all = append(all, entry.Some...)
+			if more := entry.Sockets - len(entry.Some); more > 0 {
+				all = append(all, fmt.Sprintf("and %d more", more))
+			}
+		}
+	}
+	return all
+}
+
 func (w *world) list() (status.List, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -327,24 +327,6 @@ func TestEntriesOfKilledAgentAreTakenOver(t *testing.T) {
 	}
 }
 
-func TestPublicationsOfOneServiceAreNoConflict(t *testing.T) {
-	f := newForwarder(t)
-	rig := start(t, f, bridges, func(o *Options) { o.URLs = []string{"http://" + f.address + "?guest=127.0.1.2"} })
-	keys := []string{"tcp 0.0.0.0:30080", "tcp 127.0.0.1:30080", "tcp 127.0.1.2:30080"}
-	for _, k := range keys {
-		p := peertest.Pub(t, k, "127.0.0.1:30080")
-		p.Owner = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web"}
-		rig.Put(p)
-	}
-	for _, k := range keys {
-		rig.WantState(k, port.Active)
-	}
-	rig.Remove("tcp 127.0.0.1:30080")
-	f.want("tcp/127.0.0.1:30080 to 127.0.1.2:30080")
-	rig.Remove("tcp 0.0.0.0:30080", "tcp 127.0.1.2:30080")
-	f.want()
-}
-
 // Where the peer cannot have the wildcard, the other publications of its server are served
 // each at its own address.
 func TestRefusedWildcardLeavesNarrowAddresses(t *testing.T) {

@@ -354,25 +354,3 @@ func TestRunWaitsForFlows(t *testing.T) {
 		t.Error("Run returned before the flow")
 	}
 }
-
-func TestManyFlows(t *testing.T) {
-	r := newRig(t)
-	r.put(pub(key(80), "a"))
-	p := r.connect("h")
-	var wg sync.WaitGroup
-	for range 500 {
-		wg.Go(func() {
-			st, reply := p.open(key(80))
-			if reply.Status != wire.FlowOK || !alive(st) {
-				t.Errorf("reply %+v", reply)
-			}
-			_ = st.CloseWrite()
-			_, _ = io.Copy(io.Discard, st)
-			_ = st.Close()
-		})
-	}
-	wg.Wait()
-	if got := r.settle(500); got[FlowServed] != 500 {
-		t.Errorf("counted %v", got)
-	}
-}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -338,43 +337,6 @@ func TestRunEndsWithItsAcceptor(t *testing.T) {
 	if err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no more sessions") {
 		t.Error(err)
 	}
-}
-
-// Whatever is wanted and whatever the host says, in the end the outcomes are the host's.
-func TestOutcomesAreThoseOfTheHost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
-		rnd := rand.New(rand.NewPCG(1, 2))
-		for range 5 {
-			p := r.connect("h")
-			served := make(chan struct{})
-			go func() { defer close(served); p.serve() }()
-			for range 200 {
-				if k := key(uint16(1 + rnd.IntN(20))); rnd.IntN(2) == 0 {
-					r.put(pub(k, fmt.Sprint(rnd.IntN(3))))
-				} else {
-					r.remove(k)
-				}
-				time.Sleep(time.Duration(rnd.IntN(2)) * time.Millisecond)
-			}
-			time.Sleep(time.Second)
-			expected := make(map[uint16]port.State)
-			for k := range r.rec.Wanted().View().All() {
-				expected[k.Port] = isActive
-				if name := p.have[k]; name == "" {
-					t.Errorf("the host lacks %s", k)
-				}
-			}
-			r.want(expected)
-			if len(p.have) != len(expected) {
-				t.Errorf("the host has %v", p.have)
-			}
-			_ = p.Close()
-			<-served
-		}
-		_ = r.stop()
-		synctest.Wait()
-	})
 }
 
 func TestPublicationLimit(t *testing.T) {

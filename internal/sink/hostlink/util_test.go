@@ -193,8 +193,7 @@ func (r *rig) outcomes(k port.Key) reconcile.Outcomes {
 type peer struct {
 	t testing.TB
 	link.Session
-	at   uint64              // generation of its outcomes
-	have map[port.Key]string // wanted, and the owners
+	at uint64 // generation of its outcomes
 }
 
 // connect gives the sink a session, and returns its other end once the sink has it.
@@ -231,11 +230,7 @@ func (r *rig) connect(name string) *peer {
 	for r.sink.Stats().Sessions == before {
 		time.Sleep(time.Millisecond)
 	}
-	return newPeer(r.t, host)
-}
-
-func newPeer(t testing.TB, s link.Session) *peer {
-	return &peer{t: t, Session: s, have: make(map[port.Key]string)}
+	return &peer{t: r.t, Session: host}
 }
 
 // frame is a message with its rows.
@@ -284,15 +279,6 @@ func (p *peer) take(f *frame) {
 	}
 	if f.removed, err = wire.DecodeRows(f.Removed, port.Key.Check); err != nil {
 		p.t.Error(err)
-	}
-	if f.Base == 0 && f.Part == 0 {
-		clear(p.have)
-	}
-	for _, q := range f.put {
-		p.have[q.Key] = q.Owner.Name
-	}
-	for _, k := range f.removed {
-		delete(p.have, k)
 	}
 }
 

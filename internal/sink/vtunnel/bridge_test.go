@@ -14,7 +14,6 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/sink/peer"
 	"github.com/fairlead/fairlead/internal/testkit/peertest"
-	"github.com/fairlead/fairlead/internal/testkit/ports"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 
@@ -50,28 +49,6 @@ func wantServed(t *testing.T, number uint16, key string) {
 		}
 		return nil
 	})
-}
-
-func owned(p port.Publication, name string) port.Publication {
-	p.Owner = port.Owner{Kind: port.OwnerContainer, ID: name, Name: name}
-	return p
-}
-
-func TestBridgePortGoesToTheWinner(t *testing.T) {
-	n := ports.Free(t)
-	rig := bridgedRig(t)
-	loser, winner := fmt.Sprintf("tcp 127.0.0.53:%d", n), fmt.Sprintf("tcp 127.0.0.1:%d", n)
-	host := fmt.Sprintf("127.0.0.1:%d", n)
-	rig.Put(owned(peertest.Pub(t, loser, host), "resolver"))
-	rig.WantState(loser, port.Active)
-	wantServed(t, n, loser)
-	rig.Put(owned(peertest.Pub(t, winner, host), "server"))
-	rig.WantState(loser, port.Conflict)
-	rig.WantState(winner, port.Active)
-	wantServed(t, n, winner)
-	rig.Remove(winner)
-	rig.WantState(loser, port.Active)
-	wantServed(t, n, loser)
 }
 
 func TestBridgeIsRetried(t *testing.T) {

@@ -38,22 +38,22 @@ import (
 )
 
 type options struct {
-	agents, ports    int
-	interval, change time.Duration
-	lasts, away      time.Duration
-	program, crd     string
+	agents  int
+	program string
 }
+
+const (
+	ports    = 60               // of each node
+	interval = 10 * time.Second // cluster.interval of each agent
+	change   = 30 * time.Second // how often a port of each node changes
+	lasts    = time.Minute      // how long ports change
+	away     = 30 * time.Second // how long the API server is away
+)
 
 func main() {
 	var o options
 	flag.IntVar(&o.agents, "agents", 500, "how many agents")
-	flag.IntVar(&o.ports, "ports", 60, "ports of each node")
-	flag.DurationVar(&o.interval, "interval", 10*time.Second, "cluster.interval of each agent")
-	flag.DurationVar(&o.change, "change", 30*time.Second, "how often a port of each node changes")
-	flag.DurationVar(&o.lasts, "lasts", time.Minute, "how long ports change")
-	flag.DurationVar(&o.away, "away", 30*time.Second, "how long the API server is away")
 	flag.StringVar(&o.program, "apiserver", "", "the kube-apiserver to run")
-	flag.StringVar(&o.crd, "crd", "deploy/kubernetes/crd.yaml", "the resource")
 	var report string
 	flag.StringVar(&report, "report", "", "the document whose figures to replace")
 	flag.Parse()
@@ -115,7 +115,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	_, _ = fmt.Fprintf(out, "%d agents, %d ports each, one changes every %v, interval %v; %s; %d cores, load %s before the start\n\n",
-		o.agents, o.ports, o.change, o.interval, program, runtime.NumCPU(), before)
+		o.agents, ports, change, interval, program, runtime.NumCPU(), before)
 	_, _ = fmt.Fprintln(out, "| phase | until all objects are right | requests | writes | a second | p50 | p90 | p99 | API server, cores | CPU a write | memory | etcd a write |")
 	_, _ = fmt.Fprintln(out, "|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, phase := range []struct {
@@ -126,7 +126,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		{"ports change", f.churn},
 		{"all start again, nothing changed", func(context.Context) error { f.stop(); f.start(ctx); return nil }},
 		{"all start again, each port changed", func(context.Context) error { f.stop(); f.changeAll(); f.start(ctx); return nil }},
-		{fmt.Sprintf("API server away for %v", o.away), f.lose},
+		{fmt.Sprintf("API server away for %v", away), f.lose},
 	} {
 		line, err := f.measure(ctx, phase.do)
 		if err != nil {
@@ -184,7 +184,7 @@ type agent struct {
 }
 
 func (f *fleet) prepare(ctx context.Context) error {
-	if err := f.server.CreateCRD(ctx, f.crd); err != nil {
+	if err := f.server.CreateCRD(ctx, "deploy/kubernetes/crd.yaml"); err != nil {
 		return err
 	}
 	if err := f.server.AllowInventory(ctx, "nobody", "get", "create", "update", "list"); err != nil {
@@ -233,7 +233,7 @@ func (m measured) RoundTrip(r *http.Request) (*http.Response, error) {
 func (a *agent) report(context.Context) inventory.Report {
 	r := inventory.Report{Agent: "simulated", Conditions: []inventory.Condition{{Type: inventory.ConditionReady, True: true, Reason: "SourcesLive"}}}
 	first := int(a.first.Load())
-	for i := range a.fleet.ports {
+	for i := range ports {
 		n := first + i
 		p := inventory.Port{
 			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: uint16(1024 + n%60_000)},
@@ -255,7 +255,7 @@ func (f *fleet) start(ctx context.Context) {
 	conf, origin, err := f.config()
 	for _, a := range f.agents {
 		a.writer = inventory.NewWriter(inventory.Options{
-			Node: a.name, Interval: f.interval, Machine: a.name, Namespace: "1", Report: a.report, Changed: a.changed,
+			Node: a.name, Interval: interval, Machine: a.name, Namespace: "1", Report: a.report, Changed: a.changed,
 			Config: func() (*rest.Config, string, error) { return conf, origin, err },
 			Lock:   func(context.Context, string) (func(), error) { return func() {}, nil },
 			Logger: slog.New(slog.DiscardHandler),
@@ -265,10 +265,10 @@ func (f *fleet) start(ctx context.Context) {
 	f.stop = func() { cancel(); wg.Wait() }
 }
 
-// churn changes one port of each node after the other, each of them once in f.change.
+// churn changes one port of each node after the other, each of them once in change.
 func (f *fleet) churn(ctx context.Context) error {
-	pause := f.change / time.Duration(len(f.agents))
-	for began, i := time.Now(), 0; time.Since(began) < f.lasts; i++ {
+	pause := change / time.Duration(len(f.agents))
+	for began, i := time.Now(), 0; time.Since(began) < lasts; i++ {
 		a := f.agents[i%len(f.agents)]
 		a.first.Add(1)
 		a.changed.Notify()
@@ -282,7 +282,7 @@ func (f *fleet) churn(ctx context.Context) error {
 // changeAll changes all ports of all nodes.
 func (f *fleet) changeAll() {
 	for _, a := range f.agents {
-		a.first.Add(int64(f.ports))
+		a.first.Add(int64(ports))
 	}
 }
 
@@ -293,7 +293,7 @@ func (f *fleet) lose(ctx context.Context) error {
 	for _, a := range f.agents {
 		a.changed.Notify()
 	}
-	if err := schedule.Sleep(ctx, f.away); err != nil {
+	if err := schedule.Sleep(ctx, away); err != nil {
 		return err
 	}
 	return f.server.startAPI(ctx)
