@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/run"
 	"github.com/fairlead/fairlead/internal/version"
 )
 
@@ -26,9 +27,18 @@ const (
 	exitNotRun = 125
 )
 
-func main() { os.Exit(execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+func main() {
+	inner, err := run.Inner(os.Args[1:])
+	switch {
+	case !inner:
+		os.Exit(execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	case err != nil:
+		_, _ = fmt.Fprintf(os.Stderr, "fairlead-run: %v\n", err)
+		os.Exit(exitError)
+	}
+}
 
-// jobStatus is that of a program that was run. It only sets ours.
+// jobStatus is the exit status of a program that was run. It becomes this process's.
 type jobStatus int
 
 func (e jobStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }

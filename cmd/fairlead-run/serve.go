@@ -23,7 +23,7 @@ import (
 
 func newServe() *cobra.Command {
 	var file string
-	var check, helper bool
+	var check bool
 	c := &cobra.Command{
 		Use:   policy.Serve,
 		Short: "Run what the configuration lists for containers and users",
@@ -37,9 +37,6 @@ func newServe() *cobra.Command {
 			return nil
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
-			if helper {
-				return run.Help(c.InOrStdin())
-			}
 			cfg, err := run.Load(file)
 			if err != nil || check {
 				return err
@@ -49,8 +46,6 @@ func newServe() *cobra.Command {
 	}
 	c.Flags().StringVar(&file, "config", run.DefaultFile, "path of the configuration")
 	c.Flags().BoolVar(&check, "check", false, "only check the configuration")
-	c.Flags().BoolVar(&helper, "helper", false, "be the helper of a service")
-	_ = c.Flags().MarkHidden("helper")
 	return c
 }
 
@@ -65,7 +60,7 @@ func serve(file string, cfg run.Config, log *slog.Logger) error {
 	signal.Notify(reload, syscall.SIGHUP)
 	s := run.New(run.Options{
 		Socket: cfg.Socket, Policy: cfg.Allow, Jobs: cfg.Jobs, Limits: peer.Limits{Uses: cfg.ClientJobs, Requests: cfg.ClientRequests},
-		Container: run.AskAgent(cfg.Control, log), Helper: []string{"/proc/self/exe", policy.Serve, "--helper"}, Logger: log,
+		Container: run.AskAgent(cfg.Control, log), Logger: log,
 	})
 	if err := s.Start(); err != nil {
 		return err

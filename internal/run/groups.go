@@ -56,8 +56,8 @@ func ownGroup() (string, error) {
 	return "", errors.New("this process is in no cgroup of the unified hierarchy")
 }
 
-// prepareSlice makes the slice in this process's cgroup, and gives it those of the controllers
-// that there are. It returns why it cannot have the others.
+// prepareSlice makes the slice in this process's cgroup, and gives it the controllers. It
+// returns why it cannot have some of them.
 func prepareSlice(controllers []string) (dir string, missing map[string]error, err error) {
 	own, err := ownGroup()
 	if err != nil {
@@ -161,8 +161,8 @@ func locked(dir string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// killLeftovers kills and removes all groups in a slice of helpers that have ended, as that with
-// the pid has. A program of it that has not begun has its lock.
+// killLeftovers kills and removes the groups of helpers that have ended. The helper with this pid
+// has, even if its lock is held: a launcher that it was just starting may hold it for a moment.
 func killLeftovers(slice string, ended int) error {
 	all, err := locked(slice, unix.LOCK_EX)
 	if err != nil {
@@ -172,8 +172,8 @@ func killLeftovers(slice string, ended int) error {
 	return sweep(slice, strconv.Itoa(ended)+".")
 }
 
-// sweep is killLeftovers in a slice that is locked. Ended is how the names of an ended helper's
-// directories begin, empty if none is known to have ended.
+// sweep is killLeftovers in a slice that is locked. The names of an ended helper's directories
+// begin with ended, which is empty if no helper is known to have ended.
 func sweep(slice, ended string) error {
 	helpers, err := os.ReadDir(slice)
 	if err != nil {
@@ -258,7 +258,7 @@ const (
 	emptyTimeout = 10 * time.Second
 )
 
-// kill kills all processes of the group, also those that are just being made.
+// kill kills all processes of the group, also new ones while it does.
 func (g group) kill() error {
 	err := os.WriteFile(filepath.Join(string(g), killFile), []byte("1"), 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) { // it was removed

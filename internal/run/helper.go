@@ -5,7 +5,6 @@
 package run
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -48,7 +46,7 @@ type order struct {
 // report is a message of the helper.
 type report struct {
 	Error string `json:"error,omitempty"` // why there is no job, for the log
-	Other bool   `json:"other,omitempty"` // it is that the file is another program than the policy's
+	Other bool   `json:"other,omitempty"` // the reason is that the file is another program than the policy's
 	Pid   int    `json:"pid,omitempty"`
 	Exit  *Exit  `json:"exit,omitempty"` // the last of a job
 }
@@ -62,8 +60,8 @@ type helper struct {
 	groups *groups
 }
 
-// Help is the helper's process. It returns when the server has gone, and all jobs with it.
-func Help(stdin io.Reader) error {
+// help is the helper's process. It returns when the server has gone, and all jobs with it.
+func help(stdin io.Reader) error {
 	conn, err := connOf(helperFD)
 	if err != nil {
 		return err
@@ -236,7 +234,7 @@ type prepared struct {
 	Request
 	entry *policy.Entry
 	user  *user.User
-	cred  *syscall.Credential
+	identity
 
 	streams files // stdin, stdout, stderr
 	// held is open until the input is whole or the job is dead: the other end of stdin, or
@@ -265,7 +263,7 @@ func (h *helper) prepare(q Request, got files) (*prepared, error) {
 		p.streams, p.held = got[:3], got[3:]
 		return p, nil
 	}
-	master, slave, err := openTerminal(p.cred, q.TTY.Size)
+	master, slave, err := openTerminal(p.identity, q.TTY.Size)
 	p.streams, p.held = files{slave, slave, slave}, files{master, slave}
 	return p, err
 }
@@ -278,8 +276,8 @@ func (h *helper) allowed(q Request) (*prepared, error) {
 	if err := q.allowedBy(e); err != nil {
 		return nil, err
 	}
-	u, cred, err := credentials(e.User)
-	return &prepared{Request: q, entry: e, user: u, cred: cred}, err
+	u, id, err := identify(e.User)
+	return &prepared{Request: q, entry: e, user: u, identity: id}, err
 }
 
 // report reports that the program runs, with the master of its terminal.
@@ -300,39 +298,16 @@ func (p *prepared) start(g group) (*exec.Cmd, error) {
 		return nil, err
 	}
 	defer func() { _ = sealed.Close() }()
-	dir, err := os.Open(string(g))
+	cmd, err := p.launch(g, sealed)
 	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = dir.Close() }()
-	e := p.entry
-	cmd := &exec.Cmd{
-		Args: append([]string{e.Path}, p.Args...),
-		Env:  slices.Concat(environment(p.user), p.TTY.environment(), p.Env),
-		Dir:  cmp.Or(e.Directory, "/"), Stdin: p.streams[0], Stdout: p.streams[1], Stderr: p.streams[2],
-		// The terminal is its stdin, 0.
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Setctty: p.TTY != nil, UseCgroupFD: true, CgroupFD: int(dir.Fd())},
-	}
-	if int(p.cred.Uid) != os.Geteuid() {
-		cmd.SysProcAttr.Credential = p.cred
-	}
-	beyond, err := image.Command(cmd, sealed)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = beyond.Close() }()
-	if err := startWithoutKeys(cmd); err != nil {
-		if at, ok := errors.AsType[*os.PathError](err); ok {
-			err = at.Err // its path is that of the copy
-		}
-		return nil, fmt.Errorf("start %s as %s in %s: %w", e.Path, e.User, e.Directory, err)
+		return nil, fmt.Errorf("start %s as %s in %s: %w", p.entry.Path, p.entry.User, p.entry.Directory, err)
 	}
 	return cmd, nil
 }
 
-// startWithoutKeys starts a program with a session keyring of its own (keyrings(7)): that of
-// whoever started the server, such as root's with its Kerberos tickets, would be inherited, and
-// a process may read the keys in its session's, whoever it is.
+// startWithoutKeys starts a program with a session keyring of its own (keyrings(7)). It would
+// inherit the keyring of whoever started the server, such as root's with its Kerberos tickets,
+// and a process may read all keys in the keyring of its session.
 func startWithoutKeys(cmd *exec.Cmd) error {
 	return onOwnThread(func() error { // keyrings are a thread's
 		_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
@@ -351,32 +326,32 @@ func environment(u *user.User) []string {
 	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + u.HomeDir, "USER=" + u.Username, "LOGNAME=" + u.Username}
 }
 
-// credentials returns a user, by name or number, with all groups. It refuses root.
-func credentials(name string) (*user.User, *syscall.Credential, error) {
+// identify returns a user, by name or number, with all groups. It refuses root.
+func identify(name string) (*user.User, identity, error) {
 	lookup := user.Lookup
 	if _, err := strconv.ParseUint(name, 10, 32); err == nil {
 		lookup = user.LookupId
 	}
 	u, err := lookup(name)
 	if err != nil {
-		return nil, nil, fmt.Errorf("user %s: %w", name, err)
+		return nil, identity{}, fmt.Errorf("user %s: %w", name, err)
 	}
 	groups, err := u.GroupIds()
 	if err != nil {
-		return nil, nil, fmt.Errorf("user %s: %w", name, err)
+		return nil, identity{}, fmt.Errorf("user %s: %w", name, err)
 	}
-	ids := make([]uint32, 0, len(groups)+2)
+	ids := make([]int, 0, len(groups)+2)
 	for _, s := range append([]string{u.Uid, u.Gid}, groups...) {
 		id, err := strconv.ParseUint(s, 10, 32)
 		if err != nil {
-			return nil, nil, fmt.Errorf("user %s: %w", name, err)
+			return nil, identity{}, fmt.Errorf("user %s: %w", name, err)
 		}
-		ids = append(ids, uint32(id))
+		ids = append(ids, int(id))
 	}
 	if ids[0] == 0 {
-		return nil, nil, fmt.Errorf("user %s is root, as whom no program may run", name)
+		return nil, identity{}, fmt.Errorf("user %s is root, as whom no program may run", name)
 	}
-	return u, &syscall.Credential{Uid: ids[0], Gid: ids[1], Groups: ids[2:]}, nil
+	return u, identity{ids[0], ids[1], ids[2:]}, nil
 }
 
 func exitOf(s *os.ProcessState) *Exit {

@@ -6,11 +6,13 @@ package run
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -88,7 +90,9 @@ func TestNothingBeginsWithoutAClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := in(t, string(g), exec.Command("/bin/true"))
+	path, sum := program(t)
+	e := entry(path, sum, "args")
+	p := prepared{Request: role("args"), entry: &e, user: &user.User{}, identity: identity{UID: 65534, GID: 65534}, streams: files{os.Stdin, os.Stdout, os.Stderr}}
 	conn, theirs, err := pair()
 	if err != nil {
 		t.Fatal(err)
@@ -96,9 +100,8 @@ func TestNothingBeginsWithoutAClient(t *testing.T) {
 	defer func() { _ = conn.Close() }()
 	_ = theirs.Close()
 	(&attendant{conn: conn, group: g}).attend()
-	if err := cmd.Start(); err == nil {
-		t.Error("it has begun")
-		_ = cmd.Wait()
+	if _, err := p.start(g); err == nil || !strings.Contains(err.Error(), "enter the job's cgroup") {
+		t.Error(err)
 	}
 }
 
@@ -154,13 +157,18 @@ func TestDelegate(t *testing.T) {
 // playLimited serves programs with limits, and prints how each ended.
 func playLimited(args string) error {
 	path, sum, _ := strings.Cut(args, " ")
-	_ = os.Setenv(roleVariable, "helper")
 	hog, many, sleep, args7 := entry(path, sum, "hog"), entry(path, sum, "many"), entry(path, sum, "sleep"), entry(path, sum, "args")
 	hog.Memory, many.Processes, sleep.Time = 64<<20, 50, 100*time.Millisecond
 	args7.Memory, args7.Processes, args7.Time = 64<<20, 50, time.Hour
-	all := policy.Policy{hog, many, sleep, args7}
+	// A launcher has more threads than this program may have.
+	b, err := os.ReadFile("/bin/true")
+	if err != nil {
+		return err
+	}
+	one := policy.Entry{Name: "true", Path: "/bin/true", SHA256: fmt.Sprintf("%x", sha256.Sum256(b)), User: "nobody", Processes: 1}
+	all := policy.Policy{hog, many, sleep, args7, one}
 	var log lines
-	s := New(Options{Policy: all, Jobs: 8, Helper: []string{"/proc/self/exe"}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s := New(Options{Policy: all, Jobs: 8, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err := s.Start(); err != nil {
 		return err
 	}
@@ -169,7 +177,9 @@ func playLimited(args string) error {
 			fmt.Println(e.Name, "refused")
 			continue
 		}
-		j, err := s.starter.start(role(e.Name))
+		q := role(e.Name)
+		q.Args = q.Args[:len(e.Args)]
+		j, err := s.starter.start(q)
 		if err != nil {
 			return err
 		}
@@ -197,13 +207,13 @@ func TestLimits(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	want := []string{"hog SIGKILL for its limit of memory", "many exit 6", "sleep SIGKILL for its limit of time", "args exit 7"}
+	want := []string{"hog SIGKILL for its limit of memory", "many exit 6", "sleep SIGKILL for its limit of time", "args exit 7", "true exit 0"}
 	memory, pids := slices.Contains(controllers, "memory"), slices.Contains(controllers, "pids")
 	if !memory {
 		want[0] = "hog refused"
 	}
 	if !pids {
-		want[1] = "many refused"
+		want[1], want[4] = "many refused", "true refused"
 	}
 	if !memory || !pids {
 		want[3] = "args refused"

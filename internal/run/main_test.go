@@ -23,7 +23,7 @@ import (
 	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
-// roleVariable makes the test binary an agent, or its helper.
+// roleVariable makes the test binary an agent.
 const roleVariable = "FAIRLEAD_TEST_PROCESS"
 
 // jobArgument, the first one, makes it a program that is run: programs do not get the
@@ -31,17 +31,19 @@ const roleVariable = "FAIRLEAD_TEST_PROCESS"
 const jobArgument = "job"
 
 func TestMain(m *testing.M) {
+	if inner, err := Inner(os.Args[1:]); inner {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if len(os.Args) > 2 && os.Args[1] == jobArgument {
 		os.Exit(jobs[os.Args[2]](os.Args[3:]))
 	}
 	switch role, args, _ := strings.Cut(os.Getenv(roleVariable), " "); role {
 	case "":
 		leak.Main(m)
-	case "helper":
-		if err := Help(os.Stdin); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
 	case "agent":
 		fmt.Println(playAgent(args))
 		os.Exit(1)

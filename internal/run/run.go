@@ -2,10 +2,10 @@
 
 //go:build linux
 
-// Package run has programs of the guest run for its containers and users. Three processes share
-// the work: the client; the server, which knows who asks and decides; and a helper that the
-// server starts before it drops its capabilities, which alone can become another user and
-// checks the program again.
+// Package run has programs of the guest run for its containers and users. Four processes share
+// the work: the client; the server, which knows who asks and decides; a helper that the server
+// starts before it drops its capabilities, which checks the program again; and a launcher that
+// the helper starts for each program, which becomes its user and then the program.
 package run
 
 import (
@@ -13,6 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +26,28 @@ import (
 
 // DefaultSocket is the path of the socket in the guest, and where a container mounts it.
 const DefaultSocket = "/run/fairlead-run/run.sock"
+
+// The only argument of a process that the service starts says what it is.
+const (
+	helperArgument   = "--helper"
+	launcherArgument = "--launcher"
+)
+
+// itself is a command that starts this program as another process of the service.
+func itself(argument string) *exec.Cmd {
+	return &exec.Cmd{Path: "/proc/self/exe", Args: []string{"fairlead-run", argument}}
+}
+
+// Inner is the process of a helper or a launcher, if these arguments say so.
+func Inner(args []string) (ok bool, err error) {
+	switch {
+	case slices.Equal(args, []string{helperArgument}):
+		return true, help(os.Stdin)
+	case slices.Equal(args, []string{launcherArgument}):
+		return true, becomeProgram()
+	}
+	return false, nil
+}
 
 // Request is what a client wants.
 type Request struct {

@@ -44,7 +44,6 @@ type Options struct {
 	Limits peer.Limits   // of each client
 	// Container returns the container of a process by its cgroups. It fails closed.
 	Container func(ctx context.Context, cgroups []string) (port.Owner, error)
-	Helper    []string // command line of a process that calls Help
 	Logger    *slog.Logger
 }
 
@@ -66,8 +65,8 @@ func New(o Options) *Server {
 	return s
 }
 
-// SetPolicy has requests decided by p from now on, but for programs that are not those of the
-// start. It returns how many entries wait for a restart. Programs that their clients may not
+// SetPolicy has requests decided by p from now on, but runs only programs that were listed
+// at the start. It returns how many entries wait for a restart. Programs that their clients may not
 // have run any more are killed within seconds.
 func (s *Server) SetPolicy(p policy.Policy) (waiting int) {
 	kept := s.allow.Kept(p)
@@ -101,7 +100,7 @@ func (s *Server) Start() error {
 	})
 	s.SetPolicy(s.allow)
 	controllers = slices.DeleteFunc(controllers, func(c string) bool { return missing[c] != nil })
-	s.starter, err = startHelper(s.opt.Helper, setup{Policy: s.allow, Slice: slice, Controllers: controllers})
+	s.starter, err = startHelper(setup{Policy: s.allow, Slice: slice, Controllers: controllers})
 	return err
 }
 
@@ -190,7 +189,7 @@ func (s *Server) allowed(of peer.Client, q Request) error {
 	return nil
 }
 
-// signals are those that a client may send to its program.
+// signals are what a client may send to its program.
 var signals = map[string]unix.Signal{
 	"HUP": unix.SIGHUP, "INT": unix.SIGINT, "QUIT": unix.SIGQUIT, "TERM": unix.SIGTERM, "USR1": unix.SIGUSR1, "USR2": unix.SIGUSR2,
 }
@@ -210,7 +209,7 @@ type session struct {
 // serve carries everything between client and job until the job has ended.
 func (c *session) serve(ctx context.Context, conn *net.UnixConn) (exit Exit, gone bool, err error) {
 	defer c.job.close()
-	_ = conn.SetDeadline(time.Time{}) // that of the request, which may have passed meanwhile
+	_ = conn.SetDeadline(time.Time{}) // the request's may have passed meanwhile
 	if err := c.sendReply(reply{Granted: true}); err != nil {
 		c.job.kill()
 	}

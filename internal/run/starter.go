@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"syscall"
 	"time"
 
@@ -40,7 +39,7 @@ type starter struct {
 }
 
 // startHelper starts the helper with the capabilities that the process has now.
-func startHelper(command []string, with setup) (*starter, error) {
+func startHelper(with setup) (*starter, error) {
 	text, err := json.Marshal(with)
 	if err != nil {
 		return nil, err
@@ -49,7 +48,7 @@ func startHelper(command []string, with setup) (*starter, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(command[0], command[1:]...)
+	cmd := itself(helperArgument)
 	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(text), os.Stderr, []*os.File{theirs}
 	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the server
 	err = cmd.Start()

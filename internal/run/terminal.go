@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/peer"
 )
 
-// Size is that of a terminal's window, in characters; 0 is not known.
+// Size is the size of a terminal's window, in characters; 0 is not known.
 type Size struct {
 	Rows    uint16 `json:"rows"`
 	Columns uint16 `json:"columns"`
@@ -29,7 +29,7 @@ type Terminal struct {
 	Type string `json:"type,omitempty"` // for terminfo(5): TERM; not set if it is empty
 }
 
-// typeSyntax is that of terminals' types. They are names of files.
+// typeSyntax matches the types of terminals, which are names of files.
 var typeSyntax = regexp.MustCompile(`\A[A-Za-z0-9][A-Za-z0-9+._-]{0,63}\z`)
 
 // environment is what the terminal adds to a program's.
@@ -48,23 +48,23 @@ func resize(fd int, s Size) error {
 
 // openTerminal opens a pseudo-terminal that belongs to a user, whose programs can thus open it
 // by its path, as /dev/stdout too. Other users cannot. Neither end becomes the helper's own.
-func openTerminal(as *syscall.Credential, s Size) (master, slave *os.File, err error) {
+func openTerminal(as identity, s Size) (master, slave *os.File, err error) {
 	err = onOwnThread(func() error {
 		// A new terminal belongs to the file-system user of the thread that opens it. That of
 		// another one could not be changed: the helper has no CAP_CHOWN.
-		if err := errors.Join(unix.Setfsgid(int(as.Gid)), unix.Setfsuid(int(as.Uid))); err != nil {
+		if err := errors.Join(unix.Setfsgid(as.GID), unix.Setfsuid(as.UID)); err != nil {
 			return err
 		}
 		master, slave, err = openPair()
 		return err
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("open a terminal for user %d: %w", as.Uid, err)
+		return nil, nil, fmt.Errorf("open a terminal for user %d: %w", as.UID, err)
 	}
-	err = errors.Join(requireOwner(slave, as.Uid), peer.Control(slave, func(fd int) error { return resize(fd, s) }))
+	err = errors.Join(requireOwner(slave, as.UID), peer.Control(slave, func(fd int) error { return resize(fd, s) }))
 	if err != nil {
 		closeAll([]*os.File{master, slave})
-		return nil, nil, fmt.Errorf("prepare a terminal for user %d: %w", as.Uid, err)
+		return nil, nil, fmt.Errorf("prepare a terminal for user %d: %w", as.UID, err)
 	}
 	return master, slave, nil
 }
@@ -99,12 +99,12 @@ func openSlave(master int) (*os.File, error) {
 	return os.NewFile(fd, "terminal"), nil
 }
 
-func requireOwner(f *os.File, uid uint32) error {
+func requireOwner(f *os.File, uid int) error {
 	st, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	if got := st.Sys().(*syscall.Stat_t).Uid; got != uid {
+	if got := int(st.Sys().(*syscall.Stat_t).Uid); got != uid {
 		return fmt.Errorf("it belongs to user %d: mount devpts without the option uid", got)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 
@@ -69,7 +70,12 @@ func Parse(file string, data []byte) (Node, error) {
 	}
 	data = bytes.TrimPrefix(data, []byte(ByteOrderMark))
 	data = bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n")) // the parser counts the line after a comment twice
-	f, err := parser.ParseBytes(data, 0)
+	tokens := lexer.Tokenize(string(data))
+	if t := tooDeep(tokens); t != nil {
+		n.line, n.column = position(t)
+		return n, n.Errorf("lists and mappings in each other: want at most %d", maxDepth)
+	}
+	f, err := parser.Parse(tokens, 0)
 	if err != nil {
 		return n, syntaxError(n, err)
 	}
@@ -85,6 +91,27 @@ func Parse(file string, data []byte) (Node, error) {
 	}
 	n.locate(n.node)
 	return n, nil
+}
+
+// maxDepth bounds how many lists and mappings are in each other: the parser takes time with the
+// square of that. Lists of the form "- - -" are counted by their columns, two for each.
+const maxDepth = 100
+
+// tooDeep returns the first token beyond maxDepth, nil if there is none.
+func tooDeep(tokens token.Tokens) *token.Token {
+	depth := 0
+	for _, t := range tokens {
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		}
+		if _, column := position(t); depth > maxDepth || t.Type == token.SequenceEntryType && column > 2*maxDepth {
+			return t
+		}
+	}
+	return nil
 }
 
 // isUTF16 reports whether data begins as a text in UTF-16, with or without a byte order mark.

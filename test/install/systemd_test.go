@@ -208,7 +208,7 @@ func wantPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	sh(t, "systemctl enable --now fairlead-run")
-	asUserWhenServed := asUser("for i in $(seq 100); do test -S /run/fairlead-run/run.sock && break; sleep 0.1; done; fairlead-run tty </dev/null")
+	asUserWhenServed := "for i in $(seq 300); do test -S /run/fairlead-run/run.sock && break; sleep 0.1; done; " + asUser("fairlead-run tty </dev/null")
 	refused(t, asUserWhenServed, "not a tty")
 	if out := sh(t, asUser(`script -qec "fairlead-run -t tty" /dev/null`)); !strings.Contains(out, "/dev/pts/") {
 		t.Errorf("with a terminal: %q", out)

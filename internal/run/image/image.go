@@ -13,8 +13,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -104,31 +102,4 @@ func memory() (*os.File, error) {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
 	return os.NewFile(uintptr(fd), "fairlead-job"), nil
-}
-
-// Command has a command execute an image. The files of the command must be set. What it returns
-// is closed when the command has started.
-//
-// The image is named by its descriptor. Before a program is executed, descriptors are moved to
-// the numbers that follow the greatest of the command's files, whatever is open there
-// (syscall.forkAndExecInChild1 of Go 1.26): a pipe, and each file. So the image gets a number
-// beyond these.
-func Command(cmd *exec.Cmd, image *os.File) (*os.File, error) {
-	files := append([]*os.File{image}, cmd.ExtraFiles...)
-	for _, s := range []any{cmd.Stdin, cmd.Stdout, cmd.Stderr} {
-		if f, ok := s.(*os.File); ok {
-			files = append(files, f)
-		}
-	}
-	beyond := 0
-	for _, f := range files {
-		beyond = max(beyond, int(f.Fd()))
-	}
-	beyond += len(files) + 3 // the pipe, where a number is left out for it, and the next
-	fd, err := unix.FcntlInt(image.Fd(), unix.F_DUPFD_CLOEXEC, beyond)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	cmd.Path = "/proc/self/fd/" + strconv.Itoa(fd)
-	return os.NewFile(uintptr(fd), image.Name()), nil
 }

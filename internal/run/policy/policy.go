@@ -145,15 +145,21 @@ func parsePattern(s string) (*regexp.Regexp, error) {
 	return regexp.Compile(`\A(?:` + s + `)\z`)
 }
 
-var variableSyntax = regexp.MustCompile(`\A[A-Za-z_][A-Za-z0-9_]*\z`)
+var (
+	variableSyntax = regexp.MustCompile(`\A[A-Za-z_][A-Za-z0-9_]*\z`)
+	// insecure are the variables that glibc ignores in setuid programs: they name files from which
+	// it takes code or settings.
+	insecure = regexp.MustCompile(`\A(LD_.*|MALLOC_.*|GCONV_PATH|GETCONF_DIR|GLIBC_TUNABLES|HOSTALIASES|LOCALDOMAIN|LOCPATH|` +
+		`NIS_PATH|NLSPATH|RESOLV_HOST_CONF|RES_OPTIONS|TMPDIR|TZDIR)\z`)
+)
 
-// parseVariable refuses variables by which other code than the program's would run.
+// parseVariable refuses those by which a client could run other code.
 func parseVariable(s string) (string, error) {
 	switch {
 	case !variableSyntax.MatchString(s):
 		return "", errors.New("want the name of a variable")
-	case strings.HasPrefix(s, "LD_") || strings.HasPrefix(s, "DYLD_") || s == "GLIBC_TUNABLES":
-		return "", errors.New("the dynamic linker reads it: a client could run other code")
+	case insecure.MatchString(s):
+		return "", errors.New("the C library reads it: a client could run other code, or change what the program does")
 	}
 	return s, nil
 }
