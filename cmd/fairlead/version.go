@@ -13,7 +13,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/notices"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/version"
 )
@@ -31,7 +30,7 @@ func newVersion() *cobra.Command {
 		Example: "  fairlead version\n  fairlead version --licenses",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if licenses {
-				return notices.Write(c.OutOrStdout())
+				return writeNotices(c.OutOrStdout())
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), versionTimeout)
 			defer cancel()

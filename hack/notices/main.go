@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command notices writes the licences of all that is linked into fairlead's
-// programs to internal/notices. It reads the module cache and needs no network. With
+// programs to a file in cmd/fairlead. It reads the module cache and needs no network. With
 // -list it prints each module, its version and its licences instead. A module without a
 // licence, or with one that is not allowed, is an error.
 package main
@@ -26,7 +26,7 @@ import (
 )
 
 // output is the generated file, from the root of the repository.
-const output = "internal/notices/notices.txt.gz"
+const output = "cmd/fairlead/notices.txt.gz"
 
 // systems are those that programs are built for, and programs what is built.
 var (

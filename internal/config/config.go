@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/hvsock"
 	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/rules"
 )
@@ -185,7 +184,7 @@ const vsockPort = 1023
 func defaultConnect(goos string, d hostDirs) Endpoint {
 	switch goos {
 	case "windows":
-		return Endpoint{Network: "hvsock", Machine: hvsock.WSL, Port: vsockPort}
+		return Endpoint{Network: "hvsock", Machine: wslMachine, Port: vsockPort}
 	case "linux":
 		return Endpoint{Network: "unix", Path: "/run/fairlead/link.sock"}
 	}

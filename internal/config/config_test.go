@@ -333,7 +333,10 @@ func TestMachineByID(t *testing.T) {
 	if err != nil || e.String() != "hvsock://e0e16197-dd56-4a10-9195-5ee7a155a838:7" {
 		t.Errorf("%s, %v", e, err)
 	}
-	for _, s := range []string{"hvsock://Ubuntu:7", "hvsock://wsl", "hvsock://wsl:0"} {
+	for _, s := range []string{
+		"hvsock://Ubuntu:7", "hvsock://wsl", "hvsock://wsl:0", "hvsock://{e0e16197-dd56-4a10-9195-5ee7a155a838:7",
+		"hvsock://e0e16197-dd56-4a10-9195-5ee7a155a83:7", "hvsock://e0e16197dd564a1091955ee7a155a838:7",
+	} {
 		if e, err := ParseEndpoint(s); err == nil {
 			t.Errorf("%s is %s", s, e)
 		}

@@ -9,13 +9,13 @@ import (
 	"net/netip"
 	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/hvsock"
 	"github.com/fairlead/fairlead/internal/words"
 	"github.com/fairlead/fairlead/internal/yamltree"
 )
@@ -277,16 +277,33 @@ func parseEndpoint(s, want string) (Endpoint, error) {
 		if !ok || err != nil || n == 0 || n == 1<<32-1 {
 			return Endpoint{}, wrong
 		}
-		id, err := hvsock.ParseGUID(machine)
-		switch {
-		case err == nil:
-			machine = id.String()
-		case machine != hvsock.WSL:
-			return Endpoint{}, fmt.Errorf("%q: want hvsock://wsl:PORT, or the id of a virtual machine: %w", s, err)
+		if id := machineID(machine); id != "" {
+			machine = id
+		} else if machine != wslMachine {
+			return Endpoint{}, fmt.Errorf("%q: want hvsock://wsl:PORT, or the id of a virtual machine, such as e0e16197-dd56-4a10-9195-5ee7a155a838", s)
 		}
 		return Endpoint{Network: "hvsock", Machine: machine, Port: uint32(n)}, nil
 	}
 	return Endpoint{}, wrong
+}
+
+// wslMachine names the virtual machine of WSL 2 instead of an id.
+const wslMachine = "wsl"
+
+var guid = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// machineID returns the id of a virtual machine, a GUID in braces or not, in lower case without
+// braces; "" if it is none.
+func machineID(s string) string {
+	if inner, ok := strings.CutPrefix(s, "{"); ok {
+		if s, ok = strings.CutSuffix(inner, "}"); !ok {
+			return ""
+		}
+	}
+	if s = strings.ToLower(s); !guid.MatchString(s) {
+		return ""
+	}
+	return s
 }
 
 // withoutSecrets is an address for an error: without a user, a password or a query, which no

@@ -16,8 +16,8 @@ import (
 func Components() []string {
 	return []string{
 		"agent", "auto", "containerd", "demand", "docker", "dropin", "engine", "forward", "forwards", "gvproxy", "host",
-		"hostlink", "hostpeer", "inventory", "kube", "link", "listener", "loglevel", "names", "nat", "netwatch", "observer",
-		"own", "peer", "podman", "publish", "reconcile", "registry", "run", "socket", "status", "users", "vtunnel",
+		"hostlink", "hostpeer", "inventory", "kube", "link", "listener", "loglevel", "nat", "netwatch", "observer", "own",
+		"peer", "podman", "publish", "reconcile", "registry", "route", "run", "socket", "status", "users", "vtunnel",
 	}
 }
 
@@ -112,11 +112,18 @@ func componentAt(pc uintptr) string {
 	return componentOf(path)
 }
 
-// componentOf returns the component of a package below internal.
+// componentOf returns the component of a package below internal: the innermost folder that
+// is one. It must not allocate.
 func componentOf(path string) string {
-	first, rest, _ := strings.Cut(path, "/")
-	if (first == "source" || first == "sink") && rest != "" {
-		first, _, _ = strings.Cut(rest, "/")
+	for path != "" {
+		parent, name := "", path
+		if i := strings.LastIndexByte(path, '/'); i >= 0 {
+			parent, name = path[:i], path[i+1:]
+		}
+		if slices.Contains(Components(), name) {
+			return name
+		}
+		path = parent
 	}
-	return first
+	return ""
 }

@@ -383,3 +383,13 @@ func (o OriginInfo) equal(p OriginInfo) bool {
 	return o.Origin == p.Origin && o.Detail.Equal(p.Detail) && o.Withheld == p.Withheld && o.Mapped == p.Mapped && o.Inner == p.Inner && o.Paused == p.Paused && o.Maker == p.Maker && o.Program == p.Program && o.Doubt == p.Doubt &&
 		o.Since.Equal(p.Since) && slices.Equal(o.Dial, p.Dial)
 }
+
+// Lack is why a source has nothing to observe.
+type Lack uint8
+
+// What a source may lack.
+const (
+	LackNothing  Lack = iota
+	LackEngine        // nothing of an engine is there
+	LackSettings      // there are settings, and they must not be used
+)

@@ -194,7 +194,7 @@ func (r *rig) Stale(err error) {
 func (r *rig) Warn([]string) {}
 func (r *rig) Method(string) {}
 
-func (r *rig) Lacks(registry.Lack, string) {}
+func (r *rig) Lacks(port.Lack, string) {}
 
 var _ registry.Feed = (*rig)(nil)
 

@@ -25,18 +25,8 @@ type Feed interface {
 	// Method names the mechanism in use, for status: "fentry", "poll 1s".
 	Method(name string)
 	// Lacks reports that there is nothing to observe, and why as its method.
-	Lacks(lack Lack, why string)
+	Lacks(lack port.Lack, why string)
 }
 
-// Lack is why a source has nothing to observe.
-type Lack uint8
-
-// What a source may lack.
-const (
-	Nothing  Lack = iota
-	Engine        // nothing of an engine is there
-	Settings      // there are settings, and they must not be used
-)
-
-// ErrUnusable is in the error of a source that lacks [Settings].
+// ErrUnusable is in the error of a source that lacks [port.LackSettings].
 var ErrUnusable = errors.New("settings that must not be used")

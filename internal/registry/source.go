@@ -29,7 +29,7 @@ type SourceStatus struct {
 	Name   string
 	State  SourceState
 	Method string
-	Lack   Lack
+	Lack   port.Lack
 	Error  string
 	Since  time.Time // of this state
 	// Warnings are what the source could not use, sorted. Immutable.
@@ -144,16 +144,16 @@ func (s *source) Stale(err error) {
 		s.r.log.Warn("source is stale; keeping its last set", "source", s.name, "err", err)
 	}
 	st := s.status
-	st.State, st.Error, st.Lack = Stale, text, Nothing
+	st.State, st.Error, st.Lack = Stale, text, port.LackNothing
 	if errors.Is(err, ErrUnusable) {
-		st.Lack = Settings
+		st.Lack = port.LackSettings
 	}
 	s.setStatus(st)
 }
 
-func (s *source) Method(name string) { s.Lacks(Nothing, name) }
+func (s *source) Method(name string) { s.Lacks(port.LackNothing, name) }
 
-func (s *source) Lacks(lack Lack, why string) {
+func (s *source) Lacks(lack port.Lack, why string) {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	st := s.status

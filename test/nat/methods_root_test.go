@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/internal/source/nat/hook"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
@@ -58,9 +57,9 @@ func (w *world) filter() watch.Filter {
 }
 
 // legacyHook attaches a hook on legacy tables for the rest of the test.
-func (w *world) legacyHook(methods ...string) *hook.Legacy {
+func (w *world) legacyHook(methods ...string) *watch.Legacy {
 	w.t.Helper()
-	l, err := hook.OpenLegacy(hook.LegacyOptions{NetNS: w.path(), Methods: methods})
+	l, err := watch.OpenLegacy(watch.LegacyOptions{NetNS: w.path(), Methods: methods})
 	if err != nil {
 		w.t.Fatal(err)
 	}

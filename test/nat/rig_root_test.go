@@ -156,7 +156,7 @@ func (f *feed) Stale(err error) {
 
 func (*feed) Warn([]string) {}
 
-func (f *feed) Lacks(_ registry.Lack, why string) { f.Method(why) }
+func (f *feed) Lacks(_ port.Lack, why string) { f.Method(why) }
 
 func (f *feed) Method(name string) {
 	f.mu.Lock()

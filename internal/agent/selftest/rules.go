@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
 
@@ -136,7 +135,7 @@ func (r *rules) Stale(err error) {
 func (*rules) Warn([]string) {}
 
 // Lacks implements registry.Feed.
-func (r *rules) Lacks(_ registry.Lack, why string) { r.Method(why) }
+func (r *rules) Lacks(_ port.Lack, why string) { r.Method(why) }
 
 // Method implements registry.Feed. How legacy tables are read is of no interest here.
 func (r *rules) Method(name string) {

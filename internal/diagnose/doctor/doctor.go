@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
-	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // State is the state of a check.
@@ -116,12 +116,12 @@ type Hook struct {
 
 // Source is the state of one source.
 type Source struct {
-	Name   string        `json:"name"`
-	State  string        `json:"state"`
-	Method string        `json:"method"`
-	Lack   registry.Lack `json:"lack,omitempty"`
-	Error  string        `json:"error"`
-	Since  time.Time     `json:"since"`
+	Name   string    `json:"name"`
+	State  string    `json:"state"`
+	Method string    `json:"method"`
+	Lack   port.Lack `json:"lack,omitempty"`
+	Error  string    `json:"error"`
+	Since  time.Time `json:"since"`
 	// Warnings name entries that the source had to ignore.
 	Warnings []string `json:"warnings"`
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
-	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 var update = flag.Bool("update", false, "write the golden file")
@@ -78,7 +78,7 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"pid namespace of its own", func(f *Facts) { f.Agent.PID = 1 }, Warning, "agent processes", "have no owner", "hostPID"},
 		{"pod without engine", func(f *Facts) {
 			f.Agent.InCluster = true
-			f.Agent.Sources = append(f.Agent.Sources, Source{Name: "containerd", State: "live", Lack: registry.Engine, Method: "no socket: /run/containerd/containerd.sock"})
+			f.Agent.Sources = append(f.Agent.Sources, Source{Name: "containerd", State: "live", Lack: port.LackEngine, Method: "no socket: /run/containerd/containerd.sock"})
 		}, Warning, "agent engine", "ports of pods have no owner", "/run/containerd"},
 		{"bad file", func(f *Facts) { f.Config.Error = "agent.yaml:1:1: unknown key" }, Failing, "config file", "agent.yaml:1:1", "config check"},
 		{"bad file of its own", func(f *Facts) { f.Config = Config{File: "/x y/a.yaml", Error: "a.yaml:1:1: unknown key"} }, Failing, "config file", "a.yaml:1:1", "`fairlead config check \"/x y/a.yaml\"`"},
@@ -173,13 +173,13 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
 		{"refused kubeconfig", func(f *Facts) {
-			f.Agent.Sources[1] = Source{Name: "kube", State: "stale", Lack: registry.Settings, Error: "no usable kubeconfig: /k has mode 0666: chmod go-w /k"}
+			f.Agent.Sources[1] = Source{Name: "kube", State: "stale", Lack: port.LackSettings, Error: "no usable kubeconfig: /k has mode 0666: chmod go-w /k"}
 		}, Failing, "source kube", "chmod go-w /k", "as root"},
 		{"second cluster down", func(f *Facts) {
 			f.Agent.Sources[1] = Source{Name: "kube:k3s", State: "stale", Error: "connection refused"}
 		}, Failing, "source kube:k3s", "connection refused", "start the cluster"},
 		{"forgotten kubeconfig", func(f *Facts) {
-			f.Agent.Sources[1] = Source{Name: "kube", State: "live", Lack: registry.Settings, Method: "no usable kubeconfig: /k has mode 0666: chmod go-w /k"}
+			f.Agent.Sources[1] = Source{Name: "kube", State: "live", Lack: port.LackSettings, Method: "no usable kubeconfig: /k has mode 0666: chmod go-w /k"}
 		}, Warning, "source kube", "chmod go-w /k", "as root"},
 		{"starting", func(f *Facts) { f.Agent.Sources[1].State = "starting" }, Warning, "source nat", "starting", "ask again"},
 		{"warned", func(f *Facts) { f.Agent.Sources[0].Warnings = []string{"container a: port 0"} }, Warning, "source socket", "container a: port 0", "engine"},

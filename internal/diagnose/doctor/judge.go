@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/privilege"
-	"github.com/fairlead/fairlead/internal/registry"
 )
 
 // judge collects checks.
@@ -94,7 +93,7 @@ func (j *judge) container(a *Agent) {
 			"set hostPID: true in the pod, or docker run --pid=host")
 	}
 	live := func(s Source) bool {
-		return s.State == "live" && slices.Contains([]string{"containerd", "docker", "podman"}, s.Name) && s.Lack == registry.Nothing
+		return s.State == "live" && slices.Contains([]string{"containerd", "docker", "podman"}, s.Name) && s.Lack == port.LackNothing
 	}
 	if a.InCluster && !slices.ContainsFunc(a.Sources, live) {
 		j.add("agent", "engine", Warning, "the agent reaches no container engine: ports of pods have no owner",
@@ -225,9 +224,9 @@ func (j *judge) sources() {
 		switch s.State {
 		case "live":
 			switch s.Lack {
-			case registry.Settings:
+			case port.LackSettings:
 				j.add(area, s.Name, Warning, s.Method, unusableRemedy)
-			case registry.Engine:
+			case port.LackEngine:
 				what, why, _ := strings.Cut(s.Method, ": ")
 				j.add(area, s.Name, OK, what, "")
 				j.more(why)
@@ -244,7 +243,7 @@ func (j *judge) sources() {
 				detail += ", since " + s.Since.UTC().Format(time.RFC3339)
 			}
 			remedy := sourceRemedies[port.Family(s.Name)]
-			if s.Lack == registry.Settings {
+			if s.Lack == port.LackSettings {
 				remedy = unusableRemedy
 			}
 			j.add(area, s.Name, Failing, detail, remedy)

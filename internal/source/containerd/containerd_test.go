@@ -33,7 +33,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/fairlead/fairlead/internal/registry"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
@@ -655,7 +655,7 @@ func TestSlowAndBroken(t *testing.T) {
 		enginetest.WantKeys(t, f) // no engine is no ports, which is not stale
 		f.Lock()
 		defer f.Unlock()
-		if f.Err != nil || f.Lack != registry.Engine || !strings.Contains(f.MethodName, "/nowhere/a.sock") || !strings.Contains(f.MethodName, "/nowhere/b.sock") {
+		if f.Err != nil || f.Lack != port.LackEngine || !strings.Contains(f.MethodName, "/nowhere/a.sock") || !strings.Contains(f.MethodName, "/nowhere/b.sock") {
 			t.Errorf("stale %v, method %q", f.Err, f.MethodName)
 		}
 	})

@@ -17,7 +17,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
@@ -51,7 +50,7 @@ func (f *feed) Stale(error)   {}
 func (f *feed) Warn([]string) {}
 func (f *feed) Method(string) {}
 
-func (f *feed) Lacks(registry.Lack, string) {}
+func (f *feed) Lacks(port.Lack, string) {}
 
 func (f *feed) text() string {
 	f.mu.Lock()

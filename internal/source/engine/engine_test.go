@@ -22,7 +22,6 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
@@ -73,10 +72,10 @@ func (f *feed) Stale(err error) {
 	f.stale = append(f.stale, err.Error())
 }
 
-func (f *feed) Method(string)               {}
-func (f *feed) Lacks(registry.Lack, string) {}
-func (f *feed) Warn(texts []string)         { f.warnings = texts }
-func (f *feed) lastStale() string           { f.mu.Lock(); defer f.mu.Unlock(); return f.stale[len(f.stale)-1] }
+func (f *feed) Method(string)           {}
+func (f *feed) Lacks(port.Lack, string) {}
+func (f *feed) Warn(texts []string)     { f.warnings = texts }
+func (f *feed) lastStale() string       { f.mu.Lock(); defer f.mu.Unlock(); return f.stale[len(f.stale)-1] }
 func (f *feed) has(id string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 )
@@ -246,9 +247,9 @@ func (a *absence) begin(err error) {
 	case errors.Is(err, ErrUnused):
 		a.feed.Method("")
 	case errors.Is(err, registry.ErrUnusable):
-		a.feed.Lacks(registry.Settings, err.Error())
+		a.feed.Lacks(port.LackSettings, err.Error())
 	case errors.Is(err, ErrAbsent):
-		a.feed.Lacks(registry.Engine, err.Error())
+		a.feed.Lacks(port.LackEngine, err.Error())
 	default:
 		a.feed.Method(err.Error())
 	}

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 )
@@ -201,7 +200,7 @@ func TestUnusableSecondKubeconfig(t *testing.T) {
 		s := f.feeds["kube:refused"]
 		s.Lock()
 		defer s.Unlock()
-		if s.Lack != registry.Settings || !strings.HasPrefix(s.MethodName, "no usable kubeconfig") || !strings.Contains(s.MethodName, "chmod go-w "+refused) || s.Err != nil {
+		if s.Lack != port.LackSettings || !strings.HasPrefix(s.MethodName, "no usable kubeconfig") || !strings.Contains(s.MethodName, "chmod go-w "+refused) || s.Err != nil {
 			return fmt.Errorf("shows %q, stale %v", s.MethodName, s.Err)
 		}
 		return nil

@@ -11,7 +11,6 @@ import (
 
 	bpfkernel "github.com/fairlead/fairlead/internal/kernel"
 	"github.com/fairlead/fairlead/internal/registry"
-	"github.com/fairlead/fairlead/internal/source/nat/hook"
 	"github.com/fairlead/fairlead/internal/source/nat/watch"
 )
 
@@ -20,7 +19,7 @@ import (
 // hook, legacy tables are polled; without the filter, all notifications are read.
 type Hooked struct {
 	*Source
-	legacy  *hook.Legacy
+	legacy  *watch.Legacy
 	methods atomic.Pointer[[]bpfkernel.Method] // nil until hooks were tried
 }
 
@@ -51,7 +50,7 @@ func (h *Hooked) Run(ctx context.Context, feed registry.Feed) error {
 	g, ctx := errgroup.WithContext(ctx)
 	types := h.opt.Types
 	method := bpfkernel.Method{Capability: Capability, Name: MethodPoll}
-	if legacy, err := hook.OpenLegacy(hook.LegacyOptions{Types: types}); err != nil {
+	if legacy, err := watch.OpenLegacy(watch.LegacyOptions{Types: types}); err != nil {
 		h.log.Info("polling legacy iptables tables", "reason", bpfkernel.Brief(err))
 		method.Err = err
 		method.Lost = fmt.Sprintf("changes of iptables-legacy are seen up to %v late", h.opt.LegacyPoll)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/fairlead/fairlead/internal/netwatch"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/source/nat/compile"
 	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
@@ -217,7 +216,7 @@ func (r *recorder) Stale(err error) {
 
 func (r *recorder) Warn([]string) {}
 
-func (r *recorder) Lacks(_ registry.Lack, why string) { r.Method(why) }
+func (r *recorder) Lacks(_ port.Lack, why string) { r.Method(why) }
 
 func (r *recorder) Method(name string) {
 	r.mu.Lock()

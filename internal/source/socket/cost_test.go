@@ -15,19 +15,18 @@ import (
 
 	"github.com/fairlead/fairlead/internal/observer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/testkit/heap"
 )
 
 // tally is a feed that only counts.
 type tally struct{ puts, drops int }
 
-func (f *tally) Apply(c port.Change)         { f.puts += len(c.Put); f.drops += len(c.Drop) }
-func (f *tally) Replace([]port.Binding)      {}
-func (f *tally) Stale(error)                 {}
-func (f *tally) Warn([]string)               {}
-func (f *tally) Method(string)               {}
-func (f *tally) Lacks(registry.Lack, string) {}
+func (f *tally) Apply(c port.Change)     { f.puts += len(c.Put); f.drops += len(c.Drop) }
+func (f *tally) Replace([]port.Binding)  {}
+func (f *tally) Stale(error)             {}
+func (f *tally) Warn([]string)           {}
+func (f *tally) Method(string)           {}
+func (f *tally) Lacks(port.Lack, string) {}
 
 // An event allocates only its binding and what is known of its process, and reads no file.
 func TestSocketEventAllocatesLittle(t *testing.T) {

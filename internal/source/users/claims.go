@@ -239,7 +239,7 @@ func (v *view) Warn(texts []string) { v.set(func() { v.warnings = texts }) }
 func (v *view) Method(name string) { v.set(func() { v.method = cut(name) }) }
 
 // Lacks implements registry.Feed.
-func (v *view) Lacks(_ registry.Lack, why string) { v.Method(why) }
+func (v *view) Lacks(_ port.Lack, why string) { v.Method(why) }
 
 func (v *view) set(f func()) {
 	v.mu.Lock()

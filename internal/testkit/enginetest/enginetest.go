@@ -53,7 +53,7 @@ type Feed struct {
 	Err        error                   // why the source is stale, nil if it is not
 	Warnings   []string
 	MethodName string
-	Lack       registry.Lack
+	Lack       port.Lack
 }
 
 var _ registry.Feed = (*Feed)(nil)
@@ -111,7 +111,7 @@ func (f *Feed) Stale(err error) {
 func (f *Feed) Method(name string) { f.Lock(); defer f.Unlock(); f.MethodName = name }
 
 // Lacks implements registry.Feed.
-func (f *Feed) Lacks(lack registry.Lack, why string) {
+func (f *Feed) Lacks(lack port.Lack, why string) {
 	f.Lock()
 	defer f.Unlock()
 	f.Lack, f.MethodName = lack, why

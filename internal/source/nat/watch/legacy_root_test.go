@@ -2,7 +2,7 @@
 
 //go:build linux && (root || vm)
 
-package hook
+package watch
 
 import (
 	"context"

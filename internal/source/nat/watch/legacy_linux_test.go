@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux
-
-package hook
+package watch
 
 import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/kernel/bpf"
-	"github.com/fairlead/fairlead/internal/testkit/leak"
 )
 
 // TestHooksExist finds the hooks of all methods in the object files.
@@ -25,5 +22,3 @@ func TestHooksExist(t *testing.T) {
 		}
 	}
 }
-
-func TestMain(m *testing.M) { leak.Main(m) }
