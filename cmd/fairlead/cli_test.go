@@ -33,7 +33,7 @@ const longReason = `127.0.0.1:5432 is in use by "postgres" (pid 811)`
 func (g guest) List() status.List {
 	l := status.List{Publications: []status.Publication{}, Sources: []status.Source{}}
 	for n, state := range map[uint16]port.State{8080: port.Active, 5432: port.Conflict} {
-		p := status.Publication{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n, State: state}
+		p := status.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}}, State: state}
 		if state == port.Conflict {
 			p.Reason = longReason
 		}
@@ -56,10 +56,10 @@ func (guest) Explain(_ context.Context, q explain.Query) (explain.Report, error)
 	if q.Port == 8080 {
 		f.Publications = []explain.Publication{{
 			Publication: port.Publication{
-				Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080},
-				Decision: port.Decision{Allow: true}, Dial: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")},
+				Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}, Decision: port.Decision{Allow: true}},
+				Dial: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")},
 			},
-			Outcomes: []explain.Outcome{{Sink: "hostlink", State: port.Active}},
+			Outcomes: []port.SinkOutcome{{Sink: "hostlink", Outcome: port.Outcome{State: port.Active}}},
 		}}
 	}
 	return explain.Evaluate(f), nil
@@ -300,7 +300,7 @@ func TestLsForScripts(t *testing.T) {
 	}
 	var b strings.Builder
 	at := netip.MustParseAddrPort("127.0.0.1:80")
-	row := status.Publication{Protocol: port.TCP, HostAddresses: []netip.AddrPort{at}}
+	row := status.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP}}, HostAddresses: []netip.AddrPort{at}}
 	lost := row
 	lost.Lost, lost.HostAddresses = true, []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:81")}
 	if err := writeAddresses(&b, status.List{Publications: []status.Publication{row, row, lost, {}}}); err != nil || b.String() != "127.0.0.1:80\n" {

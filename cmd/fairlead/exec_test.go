@@ -50,7 +50,7 @@ func script(t *testing.T, body string) string {
 }
 
 func event(typ status.EventType, n int) status.Event {
-	return status.Event{Type: typ, Publication: &status.Publication{Protocol: port.TCP, Port: uint16(n)}}
+	return status.Event{Type: typ, Publication: &status.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: uint16(n)}}}}
 }
 
 // running runs r until the test ends.

@@ -98,7 +98,7 @@ func completePorts(ctx context.Context, control string, args []string) ([]string
 		if owner == "" {
 			owner = p.Owner.Kind.String()
 		}
-		text := cobra.CompletionWithDesc(p.Key().Slot().String(), status.Quote(owner)+", "+p.State.String())
+		text := cobra.CompletionWithDesc(p.Key.Slot().String(), status.Quote(owner)+", "+p.State.String())
 		if !slices.Contains(list, text) {
 			list = append(list, text)
 		}

@@ -46,9 +46,12 @@ func TestJSONIsPrintable(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 5000 {
 		l := status.List{
-			Publications: []status.Publication{{Reason: randomText(r), Owner: status.Owner{
-				Kind: port.OwnerContainer, Name: randomText(r), Labels: map[string]string{randomText(r): randomText(r)},
-			}}},
+			Publications: []status.Publication{{
+				Fact: port.Fact{Owner: port.Owner{
+					Kind: port.OwnerContainer, Name: randomText(r), Labels: map[string]string{randomText(r): randomText(r)},
+				}},
+				Reason: randomText(r),
+			}},
 			Sources: []status.Source{{Name: randomText(r)}},
 		}
 		var got, plain bytes.Buffer

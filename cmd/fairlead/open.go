@@ -65,7 +65,7 @@ func reachable(l status.List, slot port.Slot, guest string) (at netip.AddrPort, 
 		if guest != "" && guest != p.Guest && guest != p.GuestName {
 			continue
 		}
-		if is := p.Key().Slot(); is != slot {
+		if is := p.Key.Slot(); is != slot {
 			if is.Protocol == slot.Protocol && slices.ContainsFunc(p.HostAddresses, func(a netip.AddrPort) bool { return a.Port() == slot.Port }) {
 				hint = fmt.Sprintf(", and %d is the host port of guest port %s: `fairlead open %d`", slot.Port, is, is.Port)
 			}

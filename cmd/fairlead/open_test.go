@@ -20,17 +20,17 @@ func TestURLToOpen(t *testing.T) {
 		return out
 	}
 	ports := []status.Publication{
-		{Protocol: port.TCP, Port: 80, Guest: "dev", State: port.Active, HostAddresses: at("192.0.2.10:8080", "127.0.0.1:8080")},
-		{Protocol: port.TCP, Port: 81, Guest: "dev", State: port.Active, HostAddresses: at("[::1]:81")},
-		{Protocol: port.TCP, Port: 82, Guest: "dev", State: port.Active, HostAddresses: at("[::]:82", "0.0.0.0:82")},
-		{Protocol: port.TCP, Port: 83, Guest: "dev", State: port.Active, HostAddresses: at("192.0.2.10:83")},
-		{Protocol: port.TCP, Port: 84, Guest: "dev", State: port.Conflict, Reason: "held by nginx"},
-		{Protocol: port.TCP, Port: 85, Guest: "dev", State: port.Active, HostAddresses: at("127.0.0.1:85")},
-		{Protocol: port.TCP, Port: 85, Guest: "build", GuestName: "builder", State: port.Active, HostAddresses: at("127.0.0.1:10085")},
-		{Protocol: port.TCP, Port: 86, Guest: "dev", State: port.Active, Lost: true, HostAddresses: at("127.0.0.1:10086"), Reason: "at 127.0.0.1:10086 instead of host port 86, which was in use"},
-		{Protocol: port.UDP, Port: 87, Guest: "dev", State: port.Active, HostAddresses: at("127.0.0.1:87")},
-		{Protocol: port.TCP, Address: netip.IPv6Loopback(), Port: 88, State: port.Active, HostAddresses: at("[::1]:88")},
-		{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 88, State: port.Active, HostAddresses: at("127.0.0.1:88")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 80}}, Guest: "dev", State: port.Active, HostAddresses: at("192.0.2.10:8080", "127.0.0.1:8080")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 81}}, Guest: "dev", State: port.Active, HostAddresses: at("[::1]:81")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 82}}, Guest: "dev", State: port.Active, HostAddresses: at("[::]:82", "0.0.0.0:82")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 83}}, Guest: "dev", State: port.Active, HostAddresses: at("192.0.2.10:83")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 84}}, Guest: "dev", State: port.Conflict, Reason: "held by nginx"},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 85}}, Guest: "dev", State: port.Active, HostAddresses: at("127.0.0.1:85")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 85}}, Guest: "build", GuestName: "builder", State: port.Active, HostAddresses: at("127.0.0.1:10085")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 86}}, Guest: "dev", State: port.Active, Lost: true, HostAddresses: at("127.0.0.1:10086"), Reason: "at 127.0.0.1:10086 instead of host port 86, which was in use"},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.UDP, Port: 87}}, Guest: "dev", State: port.Active, HostAddresses: at("127.0.0.1:87")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv6Loopback(), Port: 88}}, State: port.Active, HostAddresses: at("[::1]:88")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 88}}, State: port.Active, HostAddresses: at("127.0.0.1:88")},
 	}
 	for _, c := range []struct {
 		n     uint16

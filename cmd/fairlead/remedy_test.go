@@ -67,13 +67,11 @@ func typed(t *testing.T, line string) {
 func lost(guest, at string, why port.Code, demands ...string) explain.Publication {
 	a := netip.MustParseAddrPort(at)
 	p := explain.Publication{Guest: guest, Publication: port.Publication{
-		Key:   port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()},
-		Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}, Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}},
+		Fact:    port.Fact{Key: port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()}, Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}},
+		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}},
 	}}
-	for _, d := range demands {
-		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: d}})
-	}
-	p.Outcomes = []explain.Outcome{{Sink: "host", State: port.Conflict, Reason: port.Because(why)}}
+	p.SetNamed("", demands)
+	p.Outcomes = []port.SinkOutcome{{Sink: "host", Outcome: port.Outcome{State: port.Conflict, Reason: port.Because(why)}}}
 	return p
 }
 
@@ -117,7 +115,7 @@ func TestRemediesWork(t *testing.T) {
 				for _, g := range tt.guests {
 					f.Sources = append(f.Sources, explain.Source{Name: g, State: "live"})
 				}
-				p.Decision = decision(t, store, host, p)
+				p.Apply(decision(t, store, host, p))
 				at := p.Decision.Host[0]
 				p.Outcomes[0].HostAddress = at
 				p.Outcomes[0].Reason = port.Because(p.Outcomes[0].Reason.Code(), at.String(), "another")
@@ -166,7 +164,7 @@ func TestAllowingWorks(t *testing.T) {
 	store := changing(t, false)
 	p := lost("", "0.0.0.0:5353", port.Unstated)
 	p.Protocol = port.UDP
-	p.Decision = decision(t, store, false, p)
+	p.Apply(decision(t, store, false, p))
 	r := explain.Evaluate(explain.Facts{Query: explain.Query{Port: 5353}, ForwardsFile: store.Path(), Publications: []explain.Publication{p}})
 	list := inBackquotes.FindAllStringSubmatch(r.Next, -1)
 	if r.Verdict != port.VerdictWellKnown || len(list) != 1 {
@@ -179,7 +177,7 @@ func TestAllowingWorks(t *testing.T) {
 }
 
 // decision is what the rules of the store decide about a port.
-func decision(t *testing.T, store *forwards.Store, host bool, p explain.Publication) port.Decision {
+func decision(t *testing.T, store *forwards.Store, host bool, p explain.Publication) port.Ruling {
 	t.Helper()
 	set, err := rules.Empty(rules.Loopback()).WithRuntime(forwards.Rules(store.List()))
 	if err != nil {

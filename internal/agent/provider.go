@@ -38,7 +38,7 @@ func (p provider) List() status.List {
 		for _, w := range waiting.All() {
 			l.Publications = append(l.Publications, status.DescribeWaiting(w.Demand, w.Reason, w.Since))
 		}
-		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key().Compare(b.Key()) })
+		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key.Compare(b.Key) })
 	}
 	return l
 }
@@ -75,11 +75,7 @@ func (p provider) Sources() []status.Source {
 
 func describe(p port.Publication, outs table.View[port.Key, reconcile.Outcomes]) status.Publication {
 	reported, _ := outs.Get(p.Key)
-	list := make([]status.Outcome, 0, len(reported))
-	for _, o := range reported {
-		list = append(list, status.DescribeOutcome(o.Sink, o.Outcome(p.Key)))
-	}
-	row := status.Describe(p, list)
+	row := status.Describe(p, reported)
 	if p.Decision.Allow && len(p.Dial) == 0 && row.Code == port.Unstated {
 		row.Because(port.Because(port.Unserved))
 	}
@@ -112,7 +108,7 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 			if pub, ok := pubView.Get(k); ok {
 				d.Put = append(d.Put, describe(pub, outView))
 			} else {
-				d.Removed = append(d.Removed, status.Removed{Key: k})
+				d.Removed = append(d.Removed, status.RowID{Key: k})
 			}
 		}
 		addWaiting(&d, waiting)
@@ -129,7 +125,7 @@ func addWaiting(d *status.Delta, sub *table.Subscription[string, demand.Waiting]
 		if w, ok := view.Get(text); ok {
 			d.Put = append(d.Put, status.DescribeWaiting(w.Demand, w.Reason, w.Since))
 		} else if asked, err := port.ParseDemand(text); err == nil {
-			d.Removed = append(d.Removed, status.Removed{Key: port.Key{Protocol: asked.Protocol, Port: asked.Port}, Waits: text})
+			d.Removed = append(d.Removed, status.RowID{Key: port.Key{Protocol: asked.Protocol, Port: asked.Port}, Waits: text})
 		}
 	}
 }

@@ -41,9 +41,9 @@ func provided(n int) provider {
 			if i%2 == 0 {
 				state = port.Active
 			}
-			tx.Put(key(i), reconcile.Outcomes{{Sink: "hostlink", State: state}})
+			tx.Put(key(i), reconcile.Outcomes{{Sink: "hostlink", Outcome: port.Outcome{State: state}}})
 		}
-		tx.Put(key(n), reconcile.Outcomes{{Sink: "hostlink", State: port.Active}})
+		tx.Put(key(n), reconcile.Outcomes{{Sink: "hostlink", Outcome: port.Outcome{State: port.Active}}})
 	})
 	return p
 }
@@ -65,8 +65,7 @@ func TestCounts(t *testing.T) {
 // A Service without endpoints is published, and shown as what it is.
 func TestUnservedPort(t *testing.T) {
 	p := port.Publication{
-		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080},
-		Decision: port.Decision{Allow: true},
+		Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080}, Decision: port.Decision{Allow: true}},
 	}
 	var none table.View[port.Key, reconcile.Outcomes]
 	if got := describe(p, none).Reason; got != "nothing is known to serve it" {

@@ -54,10 +54,10 @@ type Claim struct {
 	// this port; 0 where there is only one guest.
 	Guest int
 
-	Key   port.Key
-	Owner port.Owner
-	Rule  uint64         // see port.Publication
-	Host  netip.AddrPort // port 0 asks for any free port and overlaps nothing
+	Key    port.Key
+	Owner  port.Owner
+	Target uint64         // see port.Fact
+	Host   netip.AddrPort // port 0 asks for any free port and overlaps nothing
 
 	// Unavailable says of a wildcard that it cannot be opened now.
 	Unavailable bool
@@ -94,8 +94,8 @@ func StandingOf(k port.Key, host netip.AddrPort, byName bool) Standing {
 // Of returns the claim of p to one host address.
 func Of(p *port.Publication, host netip.AddrPort) Claim {
 	return Claim{
-		Key: p.Key, Owner: p.Owner, Rule: p.Rule, Host: host, Yields: p.Decision.Yields,
-		Standing: StandingOf(p.Key, host, slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand })),
+		Key: p.Key, Owner: p.Owner, Target: p.Target, Host: host, Yields: p.Decision.Yields,
+		Standing: StandingOf(p.Key, host, len(p.Demands()) > 0),
 	}
 }
 
@@ -195,15 +195,15 @@ func Overlap(a, b netip.AddrPort) bool {
 
 // server identifies who serves a claim.
 type server struct {
-	guest int
-	port  uint16
-	owner port.OwnerKind
-	id    string
-	space string
-	in    string // the cluster
-	rule  uint64
-	key   port.Key
-	kept  bool
+	guest  int
+	port   uint16
+	owner  port.OwnerKind
+	id     string
+	space  string
+	in     string // the cluster
+	target uint64
+	key    port.Key
+	kept   bool
 }
 
 // serverOf returns the server of c. An owner without an id (a process in another
@@ -213,8 +213,8 @@ func (c *Claim) serverOf() server {
 	switch {
 	case c.Owner.Kind != port.OwnerUnknown && c.Owner.ID != "":
 		s.owner, s.id, s.space, s.in = c.Owner.Kind, c.Owner.ID, c.Owner.Namespace, c.Owner.Cluster
-	case c.Rule != 0:
-		s.rule = c.Rule
+	case c.Target != 0:
+		s.target = c.Target
 	default:
 		s.key = c.Key
 	}

@@ -29,7 +29,7 @@ func claim(guest string, owner port.Owner, host string) Claim {
 func inCluster(o port.Owner, name string) port.Owner { o.Cluster = name; return o }
 
 func of(guest int, c Claim) Claim   { c.Guest = guest; return c }
-func by(rule uint64, c Claim) Claim { c.Rule = rule; return c }
+func by(rule uint64, c Claim) Claim { c.Target = rule; return c }
 func unavailable(c Claim) Claim     { c.Unavailable = true; return c }
 func kept(c Claim) Claim            { c.Kept = true; return c }
 func asked(c Claim) Claim           { c.Standing = StandingOf(c.Key, c.Host, false); return c }
@@ -183,7 +183,7 @@ func random(rng *rand.Rand) []Claim {
 		seen[pub+to] = true
 		c := of(guest, claim(from, owner[pub], to))
 		if len(pub)%2 == 0 { // a rule of two publications
-			c.Rule = 7
+			c.Target = 7
 		}
 		// What was asked for by name, moved or kept is so of a publication, at all its addresses.
 		if c.Standing = StandingOf(c.Key, c.Host, len(from)%3 == 0); c.Standing == Asked && from[0] == '[' {

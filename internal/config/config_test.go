@@ -478,7 +478,7 @@ func TestForwardsFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := cfg.Rules.Decide(port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}})
+	d := cfg.Rules.Decide(port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}}})
 	if d.Rule.String() != "runtime rule 1 (deny 80/tcp)" {
 		t.Errorf("%+v", d)
 	}
@@ -510,7 +510,7 @@ func TestRulesFile(t *testing.T) {
 		return c
 	}
 	decide := func(c Agent, n uint16) string {
-		d := c.Rules.Decide(port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}})
+		d := c.Rules.Decide(port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}}})
 		if !d.Allow {
 			return d.Reason.String()
 		}

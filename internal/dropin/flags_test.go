@@ -111,7 +111,7 @@ func TestServicesOnLoopback(t *testing.T) {
 	}
 	for source, want := range map[string]string{"kube": "127.0.0.1:30080", "docker": "0.0.0.0:30080"} {
 		pub := port.Publication{
-			Key:     port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080},
+			Fact:    port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080}},
 			Origins: []port.OriginInfo{{Origin: port.Origin{Source: source, ID: "1"}}},
 		}
 		if d := cfg.Rules.Decide(pub); !d.Allow || len(d.Host) != 1 || d.Host[0].String() != want {

@@ -189,7 +189,7 @@ func newGuest(t *testing.T, opt ServerOptions, pubs ...port.Publication) *guest 
 
 // serveStream serves a flow of a link as the agent does.
 func serveStream(ctx context.Context, s *Server, stream link.Stream, dial []netip.AddrPort, q wire.FlowRequest) error {
-	req := Request{Publication: port.Publication{Key: q.Key, Dial: dial}, Peer: q.Peer, Answer: func(err error) error {
+	req := Request{Publication: port.Publication{Fact: port.Fact{Key: q.Key}, Dial: dial}, Peer: q.Peer, Answer: func(err error) error {
 		r := wire.FlowReply{Status: wire.FlowOK}
 		var d *DialError
 		if errors.As(err, &d) {
@@ -284,7 +284,7 @@ func listen(t *testing.T) (*net.TCPListener, port.Publication) {
 	}
 	t.Cleanup(func() { _ = ln.Close() })
 	at := ln.Addr().(*net.TCPAddr).AddrPort()
-	return ln.(*net.TCPListener), port.Publication{Key: tcpKey(at.Port()), Dial: []netip.AddrPort{at}}
+	return ln.(*net.TCPListener), port.Publication{Fact: port.Fact{Key: tcpKey(at.Port())}, Dial: []netip.AddrPort{at}}
 }
 
 // closedPort returns an address that refuses connections and datagrams.

@@ -36,7 +36,7 @@ func TestCarrySkipsOwnListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	pub := port.Publication{
-		Key:  port.Key{Protocol: port.TCP, Address: self.Addr(), Port: self.Port()},
+		Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: self.Addr(), Port: self.Port()}},
 		Dial: []netip.AddrPort{self, l.Addr().(*net.TCPAddr).AddrPort()},
 	}
 	client, server := pair(t, "tcp")
@@ -66,7 +66,7 @@ func TestCarryResetsWithoutTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	client, server := pair(t, "tcp")
-	err = s.Carry(context.Background(), server, port.Publication{Key: port.Key{Protocol: port.TCP}, Dial: []netip.AddrPort{self}})
+	err = s.Carry(context.Background(), server, port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP}}, Dial: []netip.AddrPort{self}})
 	if !errors.Is(err, errOwn) {
 		t.Errorf("Carry = %v, want errOwn", err)
 	}

@@ -28,7 +28,7 @@ const (
 // announce tells the server that was dialled who the client is, before any byte of it, if
 // the rules say so.
 func (s *Server) announce(conn net.Conn, req Request) error {
-	if req.Publication.Decision.ProxyProtocol != port.ProxyProtocolV2 {
+	if req.Publication.ProxyProtocol != port.ProxyProtocolV2 {
 		return nil
 	}
 	client := req.Peer

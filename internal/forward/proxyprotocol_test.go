@@ -157,7 +157,7 @@ func TestServerIsToldTheClient(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			pub.Decision.ProxyProtocol = c.protocol
+			pub.ProxyProtocol = c.protocol
 			c.request.Publication = pub
 			near, far := pair(t, "tcp")
 			done := make(chan error, 1)
@@ -183,7 +183,7 @@ func TestServerIsToldTheClient(t *testing.T) {
 // A relay within the guest is not the client; who comes from elsewhere is.
 func TestCarriedClients(t *testing.T) {
 	l, pub := listen(t)
-	pub.Decision.ProxyProtocol = port.ProxyProtocolV2
+	pub.ProxyProtocol = port.ProxyProtocolV2
 	s, err := NewServer(ServerOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +227,7 @@ func (c from) LocalAddr() net.Addr  { return c.local }
 // Without the header nothing of the client reaches the server.
 func TestHeaderThatCannotBeSent(t *testing.T) {
 	_, pub := listen(t)
-	pub.Decision.ProxyProtocol = port.ProxyProtocolV2
+	pub.ProxyProtocol = port.ProxyProtocolV2
 	broken := errors.New("broken")
 	s, err := NewServer(ServerOptions{Dial: func(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error) {
 		c, err := DialGuest(ctx, network, target)

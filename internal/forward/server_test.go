@@ -272,7 +272,7 @@ func TestReplies(t *testing.T) {
 func TestTargetOrder(t *testing.T) {
 	v4a, v4b := netip.MustParseAddrPort("127.0.0.1:80"), netip.MustParseAddrPort("10.0.0.1:80")
 	v6a, v6b := netip.MustParseAddrPort("[::1]:80"), netip.MustParseAddrPort("[fd00::1]:80")
-	pub := port.Publication{Key: tcpKey(80), Dial: []netip.AddrPort{v6a, v4a, v6b, v4b}}
+	pub := port.Publication{Fact: port.Fact{Key: tcpKey(80)}, Dial: []netip.AddrPort{v6a, v4a, v6b, v4b}}
 	s, err := NewServer(ServerOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 func TestTrace(t *testing.T) {
 	const size = 3 << 20 // beyond spliceAfter
 	ln, pub := listen(t)
-	gone := port.Publication{Key: tcpKey(1), Dial: []netip.AddrPort{closedPort(t)}}
+	gone := port.Publication{Fact: port.Fact{Key: tcpKey(1)}, Dial: []netip.AddrPort{closedPort(t)}}
 	hub := new(trace.Hub)
 	g := newGuest(t, ServerOptions{Trace: hub}, pub, gone)
 	sub := hub.Subscribe(trace.Filter{Port: pub.Port, Hex: 4})

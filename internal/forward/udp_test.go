@@ -43,7 +43,7 @@ func echo(t *testing.T, name string) port.Publication {
 		<-done
 	})
 	at := pc.LocalAddr().(*net.UDPAddr).AddrPort()
-	return port.Publication{Key: udpKey(at.Port()), Dial: []netip.AddrPort{at}}
+	return port.Publication{Fact: port.Fact{Key: udpKey(at.Port())}, Dial: []netip.AddrPort{at}}
 }
 
 func sendDatagram(t *testing.T, s link.Stream, payload string) {
@@ -83,7 +83,7 @@ func TestUDPSizes(t *testing.T) {
 
 func TestUDPAfterPortUnreachable(t *testing.T) {
 	at := closedPort(t)
-	pub := port.Publication{Key: udpKey(at.Port()), Dial: []netip.AddrPort{at}}
+	pub := port.Publication{Fact: port.Fact{Key: udpKey(at.Port())}, Dial: []netip.AddrPort{at}}
 	g := newGuest(t, ServerOptions{}, pub)
 	stream, reply := g.open(t, pub.Key, "")
 	if reply.Status != wire.FlowOK {
@@ -167,7 +167,7 @@ func (p *packets) Close() error {
 func TestUDPIdleBubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newPackets()
-		pub := port.Publication{Key: udpKey(53), Dial: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}}
+		pub := port.Publication{Fact: port.Fact{Key: udpKey(53)}, Dial: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}}
 		g := newGuest(t, ServerOptions{
 			UDPIdle: time.Minute,
 			Dial:    func(context.Context, string, netip.AddrPort) (net.Conn, error) { return conn, nil },

@@ -40,7 +40,7 @@ func newHostStore(t *testing.T, path string) *hostStore {
 func (s *hostStore) want(when, at string, inFile bool) {
 	s.t.Helper()
 	s.mu.Lock()
-	d := s.set.Host("dev", port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}},
+	d := s.set.Host("dev", port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}}},
 		[]netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")})
 	s.mu.Unlock()
 	text, _ := os.ReadFile(s.path)

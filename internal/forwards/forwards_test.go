@@ -92,7 +92,7 @@ func (f *fixture) names() (names []string) {
 // decision is what the agent decides about a port, as text.
 func (f *fixture) decision(n uint16) string {
 	d := f.set.Decide(port.Publication{
-		Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}, Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"},
+		Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}, Owner: port.Owner{Kind: port.OwnerContainer, Name: "web"}},
 	})
 	if !d.Allow {
 		return d.Reason.String()
@@ -320,7 +320,7 @@ func TestOnConflictOfForwards(t *testing.T) {
 		q.OnConflict = c.onConflict
 		f.do(q)
 		k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: c.port}
-		d := f.set.Host("vm", port.Publication{Key: k}, []netip.AddrPort{netip.AddrPortFrom(port.Loopback(k.Address), c.port)})
+		d := f.set.Host("vm", port.Publication{Fact: port.Fact{Key: k}}, []netip.AddrPort{netip.AddrPortFrom(port.Loopback(k.Address), c.port)})
 		if !d.Allow || d.OnConflict != c.want {
 			t.Errorf("%d %q: %+v, want %s", c.port, c.onConflict, d, c.want)
 		}
@@ -334,7 +334,7 @@ func TestGuestsOfOneHostPort(t *testing.T) {
 	dev, build := forward(8080, 0), forward(8080, 0)
 	dev.Guest, build.Guest = "dev", "build"
 	asked := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
-	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}}
+	p := port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}}}
 	f.do(dev)
 	f.refuse(build, `host port 8080 is taken by "forward 8080/tcp of guest dev"`)
 	build.OnConflict = port.OnConflictNext.String()

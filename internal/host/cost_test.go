@@ -30,14 +30,15 @@ func TestGroupOfManyAddresses(t *testing.T) {
 	g := new(group)
 	var all []*claim
 	for i := range n {
-		c := &claim{addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, byte(i * 37 % n)}), 80)}
+		c := new(claim)
+		c.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, byte(i * 37 % n)}), 80)
 		all = append(all, c)
 		g.enter(c)
 		at, ok := g.find(c.addr.Addr())
 		if ok {
 			t.Fatalf("%s is there before it came", c.addr)
 		}
-		g.slots = slices.Insert(g.slots, at, &slot{protocol: port.TCP, addr: c.addr})
+		g.slots = slices.Insert(g.slots, at, new(locked).newSlot(port.TCP, c.addr))
 	}
 	for _, c := range all {
 		if s := g.at(c.addr.Addr()); s == nil || s.addr != c.addr {

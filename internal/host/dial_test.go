@@ -28,7 +28,7 @@ func (p *parent) AfterFunc(func()) func() bool {
 // An attempt at a session leaves no context behind, whichever side dials.
 func TestFailedDialLeaksNoContext(t *testing.T) {
 	for _, dials := range []bool{false, true} {
-		g := newGuest(newIdleHost(t), Guest{Name: "vm", Dials: dials, Dial: func(ctx context.Context) (link.Session, error) {
+		g := newGuest(idle(t, Options{}), Guest{Name: "vm", Dials: dials, Dial: func(ctx context.Context) (link.Session, error) {
 			return nil, errors.New("unreachable")
 		}})
 		ctx := &parent{Context: context.Background()}

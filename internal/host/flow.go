@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -93,20 +92,28 @@ func (f *flows) await(ctx context.Context, hold time.Duration) (link.Session, er
 	}
 }
 
-// await returns the session for a flow to a publication, waiting up to hold for one and up
-// to hold again until the guest reports a publication that is kept.
-func (g *guest) await(ctx context.Context, key port.Key, hold time.Duration) (link.Session, error) {
-	session, err := g.flows.await(ctx, hold)
-	if err == nil && g.kept.await(ctx, key, hold) { // there may be another session now
-		return g.flows.await(ctx, hold)
+// session returns the session for a flow, waiting up to hold for one and up to hold again
+// until the guest reports a publication that is kept.
+func (t *target) session(ctx context.Context, hold time.Duration) (link.Session, error) {
+	session, err := t.guest.flows.await(ctx, hold)
+	released := t.kept.Load()
+	if err != nil || released == nil {
+		return session, err
 	}
-	return session, err
+	timer := time.NewTimer(hold)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-*released:
+	}
+	return t.guest.flows.await(ctx, hold) // there may be another session now
 }
 
-// stream opens a flow to the publication of a claim, of a client that connected to an address
+// stream opens a flow to a target, of a client that connected to an address
 // of the host, which is for servers that are told. The guest has accepted it.
-func (h *Host) stream(ctx context.Context, c *claim, peer, at netip.AddrPort) (link.Stream, error) {
-	session, err := c.guest.await(ctx, c.key, h.opt.Hold)
+func (h *Host) stream(ctx context.Context, c *target, peer, at netip.AddrPort) (link.Stream, error) {
+	session, err := c.session(ctx, h.opt.Hold)
 	if err != nil {
 		h.stats.unlinked.Add(1)
 		return nil, err
@@ -152,16 +159,16 @@ func (h *Host) stream(ctx context.Context, c *claim, peer, at netip.AddrPort) (l
 
 // mayGoOn returns why a flow that was begun for a claim may not go on by what is known of the
 // port and its owner now. Once the guest has accepted a flow, it outlives its publication.
-func (h *Host) mayGoOn(c *claim, accepted bool) error {
+func (h *Host) mayGoOn(c *target, accepted bool) error {
 	if !c.gone.Load() {
 		return nil // a denial that follows finds the flow in the book
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch pub := c.guest.pubs[c.key]; {
+	g := c.guest.lock()
+	defer g.unlock()
+	switch pub := g.pubs[c.key]; {
 	case pub == nil && !accepted:
 		return errWithdrawn
-	case pub != nil && !c.isOf(pub):
+	case pub != nil && !c.isOf(pub.fact.Demands()):
 		return errWithdrawn // the address is another container's by now
 	case pub != nil && pub.denied != nil && pub.denied.State == port.Pending:
 		return fmt.Errorf("%w: %s", errPending, pub.denied.Reason)
@@ -186,31 +193,26 @@ func ask(stream link.Stream, req wire.FlowRequest) (wire.FlowReply, error) {
 }
 
 // trace begins to trace a flow; nil if nobody wants that.
-func (h *Host) trace(c *claim, peer netip.AddrPort) *trace.Flow {
+func (h *Host) trace(c *target, peer netip.AddrPort) *trace.Flow {
 	return h.opt.Trace.Begin(trace.Subject{Key: c.key, HostPort: c.addr.Port(), Guest: c.guest.name, Peer: peer})
 }
 
-// accept serves the connections of a TCP listener until that is closed, by closing what
-// accept returns. h.mu is held.
-func (s *slot) accept(ctx context.Context, ln net.Listener) io.Closer {
-	carry := func(conn net.Conn) { s.carry(ctx, conn) }
-	died := func(listener io.Closer, err error) { s.died(ctx, listener, fmt.Errorf("accept: %w", err)) }
-	return s.h.acceptor.Start(ctx, ln, s.h.wg.Go, carry, died)
-}
-
-// outside marks the flow of a connection of another machine to a claim, and reports whether
+// outside marks the flow of a connection of another machine to a target, and reports whether
 // it may go on: what was reset when the address was closed did not have this one.
-func (s *slot) outside(c *claim, f *forward.Flow) bool {
-	s.h.mu.Lock()
-	defer s.h.mu.Unlock()
-	f.Outside(!c.pub.exposed.IsZero())
-	return !s.closed && !c.gone.Load()
+func (d *door) outside(c *target, f *forward.Flow) bool {
+	g := c.guest.lock()
+	defer g.unlock()
+	if d.closed.Load() || c.gone.Load() {
+		return false
+	}
+	f.Outside(!g.pubs[c.key].exposed.IsZero())
+	return true
 }
 
 // carry starts the flow of one connection.
-func (s *slot) carry(ctx context.Context, conn net.Conn) {
+func (d *door) carry(ctx context.Context, conn net.Conn) {
 	forward.Abortive(conn)
-	h, c := s.h, s.winner.Load()
+	h, c := d.h, d.to.Load()
 	g := c.guest
 	ctx, f := g.flows.Begin(ctx, c.key)
 	if f == nil {
@@ -218,13 +220,11 @@ func (s *slot) carry(ctx context.Context, conn net.Conn) {
 		forward.Reset(conn)
 		return
 	}
-	at := addrOf(conn.LocalAddr(), s.addr)
-	if !at.Addr().IsLoopback() {
-		if !s.outside(c, f) {
-			f.End()
-			forward.Reset(conn)
-			return
-		}
+	at := addrOf(conn.LocalAddr(), d.addr)
+	if !at.Addr().IsLoopback() && !d.outside(c, f) {
+		f.End()
+		forward.Reset(conn)
+		return
 	}
 	h.stats.tcp.Add(1)
 	h.wg.Go(func() {

@@ -6,12 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -26,7 +23,6 @@ import (
 const (
 	dialTimeout     = 30 * time.Second // one attempt at a session, handshake included
 	snapshotTimeout = 30 * time.Second // from a session to its first snapshot
-	stableAfter     = 10 * time.Second // the next attempt after a session this long is prompt
 
 	// What one guest may send a second, and at once: control messages, the
 	// rows that they name, and bytes. A guest whose changes wait collects
@@ -49,50 +45,65 @@ type guest struct {
 	dials bool // the guest dials: dial waits for it, as long as it takes
 	log   *slog.Logger
 
-	// Guarded by h.mu.
-	pubs       map[port.Key]*publication
-	text       int // bytes of names and labels in pubs
-	generation uint64
-	admitted   int                               // claims that count against the limit
-	waiting    []*claim                          // for the limit, in order; those that are gone are skipped
-	others     map[port.Key]wire.UnpublishedPort // unpublished ports
-	unread     []wire.Unread                     // NAT rules that the guest does not understand, sorted
-	omitted    int                               // unpublished ports that the guest has not sent
-	graceEnd   time.Time
-	sender     link.Peer // who sent pubs
-	keptEnd    time.Time // when what is kept is withdrawn, zero if nothing is
-	connected  bool
-	away       bool // it was connected, and is not any more
-	peer       link.Peer
-	err        string
-	code       string // of err, see codeOf
-	remote     bool
-	since      time.Time
-
 	limits limits
+	flows  *flows
 
-	// flows and kept have their own locks: traffic does not wait for listen(2). kept changes
-	// under h.mu.
-	flows *flows
-	kept  *kept
+	state lockedGuest // see lock
 }
 
-func newGuest(h *Host, g Guest) *guest {
-	err := "not tried yet"
-	if g.Dials {
-		err = "not connected yet"
-	}
-	return &guest{
-		h: h, name: g.Name, dial: g.Dial, dials: g.Dials, log: h.opt.Logger.With("guest", g.Name),
-		pubs:   make(map[port.Key]*publication),
-		others: make(map[port.Key]wire.UnpublishedPort),
-		since:  time.Now(),
-		err:    err,
+// lockedGuest is a guest while the lock of its Host is held.
+type lockedGuest struct {
+	*guest
+	h      *locked
+	status GuestStatus // without its counts
+
+	// What the guest said.
+	pubs   map[port.Key]*publication
+	text   int                     // bytes of names and labels in pubs
+	sender link.Peer               // who sent pubs
+	away   bool                    // it was connected, and is not any more
+	others map[port.Key]*port.Fact // unpublished ports
+
+	// Claims within the limit and beyond.
+	admitted int
+	waiting  []*claim // in order; those that are gone are skipped
+
+	graceEnd time.Time // when pubs and others are withdrawn, zero while they are not
+	kept     int       // publications that are kept
+	keptEnd  time.Time // when they are withdrawn, zero if there are none
+}
+
+func newGuest(h *Host, o Guest) *guest {
+	g := &guest{
+		h: h, name: o.Name, dial: o.Dial, dials: o.Dials, log: h.opt.Logger.With("guest", o.Name),
 		limits: newLimits(),
 		flows:  newFlows(h.opt.MaxFlows),
-		kept:   newKept(),
 	}
+	g.state = lockedGuest{
+		guest: g, h: &h.state,
+		status: GuestStatus{Name: o.Name, Error: "not tried yet", Since: time.Now()},
+		pubs:   make(map[port.Key]*publication),
+		others: make(map[port.Key]*port.Fact),
+	}
+	if o.Dials {
+		g.state.status.Error = "not connected yet"
+	}
+	return g
 }
+
+// lock begins a step, which ends with unlock.
+func (g *guest) lock() *lockedGuest {
+	g.h.lock()
+	return &g.state
+}
+
+// lockToOpen is lock for a step that may open ports.
+func (g *guest) lockToOpen() *lockedGuest {
+	g.h.lockToOpen()
+	return &g.state
+}
+
+func (g *lockedGuest) unlock() { g.h.unlock() }
 
 // limits bound what one guest costs, over all its sessions: it could begin a new one
 // at any time.
@@ -117,15 +128,6 @@ func (l *limits) wait(ctx context.Context, items, bytes int) error {
 	return err
 }
 
-// describe returns the status. h.mu is held.
-func (g *guest) describe() GuestStatus {
-	return GuestStatus{
-		Name: g.name, Connected: g.connected, Peer: g.peer, Error: g.err, Code: g.code, Remote: g.remote, Since: g.since,
-		Generation: g.generation, Publications: len(g.pubs), Flows: g.flows.Len(),
-		Unread: g.unread, Omitted: g.omitted,
-	}
-}
-
 // run keeps a session to the guest until ctx ends.
 func (g *guest) run(ctx context.Context) {
 	p := newPauses(g.h.opt, g.dials)
@@ -144,129 +146,27 @@ func (g *guest) run(ctx context.Context) {
 	}
 }
 
-// replacedMax is the longest pause of a host whose guest another host took over.
-// If both came back soon, each would reset the flows of the other again and again.
-const replacedMax = 5 * time.Minute
-
-// replacedError says that another host took over, and what follows.
-func replacedError(pause time.Duration, dials bool) error {
-	then := "waiting until it dials again"
-	if !dials {
-		then = "retrying in " + pause.Round(time.Second).String()
-	}
-	return fmt.Errorf("another host took over this guest, which serves one host at a time; %s", then)
-}
-
-// replaced reports whether a session ended because another host took over.
-func replaced(err error) bool {
-	var closed *link.CloseError
-	return errors.As(err, &closed) && closed.Remote && closed.Reason == link.ReasonReplaced
-}
-
-// Codes of why there is no session, beside those of link.Refusal.
-const (
-	CodeReplaced   = "replaced"   // another host took over
-	CodeTokenFile  = "token-file" // our token cannot be read
-	CodePermission = "permission" // we may not open the link's socket
-	CodeNoMachine  = "no-machine" // no machine has the CID of the link
-)
-
-// codeOf returns the code of why there is no session, empty if it has none, and whether
-// the guest refused us.
-func codeOf(err error) (code string, remote bool) {
-	var refused *link.RefusedError
-	switch {
-	case replaced(err):
-		return CodeReplaced, true
-	case errors.As(err, &refused) && refused.Code == link.RefusedToken && refused.Err != nil:
-		return CodeTokenFile, false
-	case errors.As(err, &refused):
-		return string(refused.Code), refused.Remote
-	case errors.Is(err, fs.ErrPermission):
-		return CodePermission, false
-	case errors.Is(err, syscall.ENODEV):
-		return CodeNoMachine, false
-	}
-	return "", false
-}
-
-// servedMax is the longest pause after a session in which the guest served: it is
-// most likely back at once. Only after many brief sessions in a row are pauses longer.
-const servedMax = 500 * time.Millisecond
-
-const (
-	briefSession  = 250 * time.Millisecond // a shorter session is of no use to anybody
-	briefSessions = 10                     // in a row, before the pauses grow beyond servedMax
-)
-
-// pauses are those between the sessions of a guest.
-type pauses struct {
-	failed, served, brief, replaced schedule.Backoff
-
-	briefs int // brief sessions in a row, up to briefSessions
-}
-
-// newPauses returns those of a guest. One that dials decides by itself when it comes back, so
-// the host waits only for what is taken over in a loop.
-func newPauses(o Options, dials bool) *pauses {
-	p := &pauses{
-		failed:   schedule.Backoff{Min: o.BackoffMin, Max: o.BackoffMax, Jitter: 0.25},
-		served:   schedule.Backoff{Min: o.BackoffMin, Max: max(o.BackoffMin, min(servedMax, o.BackoffMax)), Jitter: 0.25},
-		brief:    schedule.Backoff{Min: max(o.BackoffMin, 2*servedMax), Max: max(o.BackoffMin, o.BackoffMax), Jitter: 0.25},
-		replaced: schedule.Backoff{Min: o.BackoffMax, Max: max(replacedMax, o.BackoffMax), Jitter: 0.25},
-	}
-	if dials {
-		p.replaced = p.served
-	}
-	return p
-}
-
-// next returns the pause after a session, or the attempt at one, ended with err.
-// A guest served if a snapshot of it was applied.
-func (p *pauses) next(err error, lasted time.Duration, served bool) time.Duration {
-	if lasted >= 2*replacedMax {
-		p.replaced.Reset()
-	}
-	if replaced(err) {
-		return p.replaced.Next()
-	}
-	if lasted >= stableAfter {
-		p.failed.Reset()
-		p.served.Reset()
-	}
-	if lasted >= briefSession {
-		p.briefs = 0
-		p.brief.Reset()
-	}
-	if !served || errors.Is(err, errProtocol) {
-		return p.failed.Next()
-	}
-	p.failed.Reset()
-	if lasted < briefSession {
-		if p.briefs == briefSessions {
-			return p.brief.Next()
-		}
-		p.briefs++
-	}
-	return p.served.Next()
-}
-
 // lost notes why there is no session; it logs a transition or a new reason only.
 func (g *guest) lost(err error, code string, remote bool) {
-	g.h.mu.Lock()
-	defer g.h.mu.Unlock()
-	was, text := g.connected, err.Error()
-	if !was && g.err == text {
+	l := g.lock()
+	defer l.unlock()
+	was, text := l.status.Connected, err.Error()
+	if !was && l.status.Error == text {
 		return
 	}
-	g.connected, g.err, g.code, g.remote, g.since = false, text, code, remote, time.Now()
+	l.note(false, text, code, remote)
 	if was {
-		g.setAway(true)
-		g.h.publish()
+		l.setAway(true)
 		g.log.Warn("connection to the guest lost; retrying", "err", err)
 	} else {
 		g.log.Warn("guest unreachable; retrying", "err", err)
 	}
+}
+
+// note notes whether there is a session, and why not.
+func (g *lockedGuest) note(connected bool, err, code string, remote bool) {
+	s := &g.status
+	s.Connected, s.Error, s.Code, s.Remote, s.Since = connected, err, code, remote, time.Now()
 }
 
 // session makes one session and returns how long it lasted, without the attempt to
@@ -280,9 +180,9 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 	stop := context.AfterFunc(ctx, func() { _ = session.Close() })
 	defer stop()
 
-	g.h.mu.Lock()
-	g.peer = session.Peer()
-	g.h.mu.Unlock()
+	l := g.lock()
+	l.status.Peer = session.Peer()
+	l.unlock()
 
 	err = g.exchange(ctx, session)
 	switch {
@@ -294,14 +194,19 @@ func (g *guest) session(ctx context.Context) (lasted time.Duration, served bool,
 		_ = session.Close()
 	}
 	g.flows.use(nil)
-	g.h.mu.Lock()
-	if len(g.pubs)+len(g.others) > 0 && g.graceEnd.IsZero() {
-		g.graceEnd = time.Now().Add(g.h.opt.Grace)
+	return time.Since(began), g.parted(), err
+}
+
+// parted begins the grace period after a session, and reports whether a snapshot was applied
+// in it.
+func (g *guest) parted() (served bool) {
+	l := g.lock()
+	defer l.unlock()
+	if len(l.pubs)+len(l.others) > 0 && l.graceEnd.IsZero() {
+		l.graceEnd = time.Now().Add(g.h.opt.Grace)
 		g.h.timers.Notify()
 	}
-	served = g.connected
-	g.h.mu.Unlock()
-	return time.Since(began), served, err
+	return l.status.Connected
 }
 
 // connect makes a session, or waits for one.
@@ -327,7 +232,7 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 	defer first.Stop()
 	s := replica.New(session.Control(), replica.Options{Wait: g.limits.wait, Fault: g.dropped})
 	up := false
-	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, wire.Publication]) error {
+	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, port.Fact]) error {
 		if err := g.applyWanted(ctx, step); err != nil || up {
 			return err
 		}
@@ -335,12 +240,12 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 		g.linked(session)
 		return nil
 	})
-	replica.Receive(s, replica.Unpublished(), func(step replica.Step[port.Key, wire.UnpublishedPort]) error {
+	replica.Receive(s, replica.Unpublished(), func(step replica.Step[port.Key, port.Fact]) error {
 		return g.applyUnpublished(ctx, step)
 	})
 	replica.Receive(s, replica.Unread(), g.applyUnread)
-	replica.Send(s, replica.Outcomes(), replica.From[port.Key, wire.Answer, ID, Publication]{
-		Table: g.h.table, Only: func(p Publication) bool { return p.Guest == g.name && !p.Lost },
+	replica.Send(s, replica.Outcomes(), replica.From[port.Key, port.Answer, ID, Row]{
+		Table: g.h.table, Only: func(r Row) bool { return r.Guest == g.name && !r.Lost },
 		Key: func(id ID) port.Key { return id.Key }, Row: answer,
 	})
 	err := s.Run(sctx)
@@ -354,12 +259,12 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 }
 
 // answer is what a guest is told of a publication.
-func answer(p Publication) wire.Answer {
-	outcomes := slices.Clone(p.Outcomes)
+func answer(r Row) port.Answer {
+	outcomes := slices.Clone(r.Outcomes)
 	for i := range outcomes {
 		outcomes[i].Reason = forGuest(outcomes[i].Reason)
 	}
-	return wire.FromOutcomes(p.Key, outcomes)
+	return port.NewAnswer(r.Key, outcomes)
 }
 
 // dropped notes that a message of the guest was not applied, so that all tables are asked for.
@@ -371,30 +276,39 @@ func (g *guest) dropped(err error) {
 // linked notes that the guest is connected: flows may run.
 func (g *guest) linked(session link.Session) {
 	g.flows.use(session)
-	g.h.mu.Lock()
-	defer g.h.mu.Unlock()
-	g.graceEnd = time.Time{}
-	g.connected, g.err, g.code, g.remote, g.since = true, "", "", false, time.Now()
-	g.log.Info("guest connected", "address", g.peer.Address, "name", g.peer.Name,
-		"version", g.peer.Version, "proof", g.peer.Proof, "publications", len(g.pubs))
+	l := g.lock()
+	defer l.unlock()
+	l.graceEnd = time.Time{}
+	l.note(true, "", "", false)
+	p := l.status.Peer
+	g.log.Info("guest connected", "address", p.Address, "name", p.Name,
+		"version", p.Version, "proof", p.Proof, "publications", len(l.pubs))
 }
 
 // applyWanted makes the guest's publications what a step says. Those that are equal
 // already are left alone, with their listeners.
-func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.Publication]) error {
-	h := g.h
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, port.Fact]) error {
+	l := g.lockToOpen()
+	defer l.unlock()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	l.apply(s)
+	if l.overLimit() {
+		return fmt.Errorf("%w: more than %d publications, or than %d bytes of names and labels",
+			errProtocol, wire.MaxPublications, wire.MaxSetBytes)
+	}
+	return nil
+}
+
+func (g *lockedGuest) apply(s replica.Step[port.Key, port.Fact]) {
 	incomplete := len(s.Partial) > 0
-	for _, k := range g.gone(s) {
-		if s.Whole && incomplete && g.keeps(k) {
-			g.keep(k)
-		} else {
-			g.remove(k)
-		}
+	gone := g.gone(s)
+	if s.Whole && incomplete {
+		gone = slices.DeleteFunc(gone, g.keep) // first, so that the time of those that are kept goes on
+	}
+	for _, k := range gone {
+		g.remove(k)
 	}
 	for _, p := range s.Put {
 		g.put(p)
@@ -402,30 +316,24 @@ func (g *guest) applyWanted(ctx context.Context, s replica.Step[port.Key, wire.P
 	if !incomplete {
 		g.removeKept("it has read all of its sources")
 	}
-	g.sender = g.peer
-	if n := g.kept.len(); n > 0 && !g.connected {
+	g.sender = g.status.Peer
+	if g.kept > 0 && !g.status.Connected {
 		g.log.Info("keeping ports that the guest published before", "until", "it has read all of its sources",
-			"sources", s.Partial, "publications", n, "for", time.Until(g.keptEnd).Round(time.Second))
+			"sources", s.Partial, "publications", g.kept, "for", time.Until(g.keptEnd).Round(time.Second))
 	}
 	g.graceEnd = time.Time{}
 	g.setAway(false)
-	count := &h.stats.changes
+	count := &g.h.stats.changes
 	if s.Whole {
-		count = &h.stats.snapshots
+		count = &g.h.stats.snapshots
 	}
 	count.Add(1)
-	g.generation = s.Generation
+	g.status.Generation = s.Generation
 	g.limitKept()
-	h.commit(ctx)
-	if g.overLimit() {
-		return fmt.Errorf("%w: more than %d publications, or than %d bytes of names and labels",
-			errProtocol, wire.MaxPublications, wire.MaxSetBytes)
-	}
-	return nil
 }
 
-// gone returns the keys that a step ends. h.mu is held.
-func (g *guest) gone(s replica.Step[port.Key, wire.Publication]) []port.Key {
+// gone returns the keys that a step ends.
+func (g *lockedGuest) gone(s replica.Step[port.Key, port.Fact]) []port.Key {
 	if !s.Whole {
 		return s.Removed
 	}
@@ -442,26 +350,26 @@ func (g *guest) gone(s replica.Step[port.Key, wire.Publication]) []port.Key {
 	return gone
 }
 
-func (g *guest) overLimit() bool {
+func (g *lockedGuest) overLimit() bool {
 	return len(g.pubs) > wire.MaxPublications || g.text > wire.MaxSetBytes
 }
 
-// put adds or replaces one publication. h.mu is held.
-func (g *guest) put(p wire.Publication) {
+// put adds or replaces one publication.
+func (g *lockedGuest) put(p port.Fact) {
 	pub := g.pubs[p.Key]
 	if pub == nil {
-		pub = &publication{guest: g, Key: p.Key, since: time.Now()}
+		pub = &publication{guest: g, Key: p.Key, fact: new(port.Fact), since: time.Now()}
 		g.pubs[p.Key] = pub
 	}
-	if !equal(pub.wire, p) {
+	if old := pub.fact; !old.Equal(p) {
 		g.h.changed[pub] = struct{}{}
-	}
-	g.text += p.TextBytes() - pub.wire.TextBytes()
-	again := !pub.wire.Owner.Same(p.Owner) || pub.wire.Rule != p.Rule || pub.wire.Wish() != p.Wish() ||
-		(len(pub.wire.Demands) > 0) != (len(p.Demands) > 0)
-	pub.wire = p
-	if again {
-		g.h.touch(pub)
+		g.text += p.TextBytes() - old.TextBytes()
+		fact := p // not a part of the step, which is not kept
+		pub.fact = &fact
+		if !old.Owner.Same(p.Owner) || old.Target != p.Target || old.Decision.Yields != p.Decision.Yields ||
+			(len(old.Demands()) > 0) != (len(p.Demands()) > 0) {
+			g.h.touch(pub)
+		}
 	}
 	pub.tries = 0
 	g.decide(pub)
@@ -469,8 +377,7 @@ func (g *guest) put(p wire.Publication) {
 }
 
 // decide decides about pub, and anew about the other family of its port, which moves with it.
-// h.mu is held.
-func (g *guest) decide(pub *publication) {
+func (g *lockedGuest) decide(pub *publication) {
 	g.decideRow(pub)
 	if len(g.h.moved) == 0 {
 		return
@@ -481,90 +388,69 @@ func (g *guest) decide(pub *publication) {
 }
 
 // decideRow makes the claims of pub those that the policy allows. Claims that remain
-// are kept. h.mu is held.
-func (g *guest) decideRow(pub *publication) {
-	h := g.h
-	d := h.policy.Host(g.name, pub.wire.Port(), slices.Clone(pub.wire.Host))
+// are kept.
+func (g *lockedGuest) decideRow(pub *publication) {
+	d := g.h.policy.Host(g.name, port.Publication{Fact: *pub.fact}, slices.Clone(pub.fact.Decision.Host))
 	if d.Allow {
 		if pub.onConflict != d.OnConflict {
 			pub.onConflict = d.OnConflict
-			h.changed[pub] = struct{}{} // a conflict that it has may be moved now
+			g.h.changed[pub] = struct{}{} // a conflict that it has may be moved now
 		}
 		pub.remember(d.Host)
 	}
-	wasExposed := !pub.exposed.IsZero()
-	var exposed time.Time
+	g.change(pub, plan(pub.claims, pub.fact.Demands(), !pub.exposed.IsZero(), pub.wanted(d.Decision), d.Decision))
+	var until time.Time
 	if d.Exposed != nil {
-		exposed = *d.Exposed
+		until = *d.Exposed
 	}
-	if !pub.exposed.Equal(exposed) {
-		pub.exposed = exposed
-		defer pub.describe()
+	if !pub.exposed.Equal(until) {
+		pub.exposed = until
+		pub.describe()
 	}
-	var addrs []netip.AddrPort
-	for _, a := range d.Host {
-		a = netip.AddrPortFrom(a.Addr().Unmap(), pub.portFor(a.Port()))
-		if d.Allow && a.Addr().IsValid() && !slices.Contains(addrs, a) {
-			addrs = append(addrs, a)
-		}
-	}
-	old := pub.claims
+}
+
+// change makes a difference to pub.
+func (g *lockedGuest) change(pub *publication, d diff) {
 	pub.claims = nil
-	isNew := false
-	for _, a := range addrs {
-		if i := slices.IndexFunc(old, func(c *claim) bool { return c.addr == a && c.isOf(pub) }); i >= 0 {
-			pub.claims = append(pub.claims, old[i])
-			old = slices.Delete(slices.Clone(old), i, i+1)
-			continue
+	for _, p := range d.claims {
+		c := p.stays
+		if c == nil {
+			c = newClaim(pub, p.addr)
+			g.waiting = append(g.waiting, c)
+			g.h.changed[pub] = struct{}{}
 		}
-		isNew = true
-		c := &claim{guest: g, key: pub.Key, addr: a, pub: pub}
-		if pub.wire.Source == port.SourceDemand {
-			c.names = pub.wire.Demands
-		}
-		c.outcome = port.Outcome{Key: pub.Key, State: port.Pending, HostAddress: a, Since: time.Now()}
 		pub.claims = append(pub.claims, c)
-		g.waiting = append(g.waiting, c)
 	}
-	for _, c := range old {
+	for _, c := range d.ended {
 		g.release(c)
-		if wasExposed && !c.addr.Addr().IsLoopback() {
-			g.flows.ResetOutside(errHidden, pub.Key)
-		}
+		g.h.changed[pub] = struct{}{}
 	}
-	if isNew || len(old) > 0 {
-		h.changed[pub] = struct{}{}
+	if d.hide {
+		g.flows.ResetOutside(errHidden, pub.Key)
 	}
-	if len(addrs) > 0 {
-		pub.denied = nil
-		return
-	}
-	reason := d.Reason
-	if reason.IsZero() {
-		reason = d.Rule.Because(port.NoHostAddress)
-	}
-	if pub.denied == nil || pub.denied.Reason != reason {
-		h.changed[pub] = struct{}{}
-		pub.denied = &port.Outcome{Key: pub.Key, State: port.Denied, Reason: reason, Since: time.Now()}
-		if d.Pending() {
-			pub.denied.State = port.Pending
-		}
-	}
-	if !d.Pending() {
+	pub.deny(d.denied, d.pending)
+	if pub.denied != nil && !d.pending {
 		g.flows.Reset(errDenied, pub.Key)
 	}
 }
 
-// release ends a claim. h.mu is held.
-func (g *guest) release(c *claim) {
-	if c.admitted {
-		g.admitted--
+// release ends a claim.
+func (g *lockedGuest) release(c *claim) {
+	if c.gone.Swap(true) || !c.admitted {
+		return
 	}
-	g.h.leave(c)
+	g.admitted--
+	if c.slot != nil {
+		c.slot.close()
+		return
+	}
+	in := g.h.groups[c.group()]
+	in.drop(c)
+	g.h.touched[in] = struct{}{}
 }
 
-// remove withdraws one publication. h.mu is held.
-func (g *guest) remove(k port.Key) {
+// remove withdraws one publication.
+func (g *lockedGuest) remove(k port.Key) {
 	pub := g.pubs[k]
 	if pub == nil {
 		return
@@ -573,21 +459,21 @@ func (g *guest) remove(k port.Key) {
 		g.release(c)
 	}
 	g.unkeep(pub)
-	g.text -= pub.wire.TextBytes()
+	g.text -= pub.fact.TextBytes()
 	delete(g.pubs, k)
 	g.h.changed[pub] = struct{}{}
 }
 
-// withdraw removes all publications. h.mu is held; the caller commits.
-func (g *guest) withdraw() {
+// withdraw removes all publications.
+func (g *lockedGuest) withdraw() {
 	for k := range g.pubs {
 		g.remove(k)
 	}
 	g.dropUnpublished()
 }
 
-// setAway notes whether the guest's ports lead nowhere at present. h.mu is held.
-func (g *guest) setAway(away bool) {
+// setAway notes whether the guest's ports lead nowhere at present.
+func (g *lockedGuest) setAway(away bool) {
 	if g.away == away {
 		return
 	}
@@ -597,8 +483,8 @@ func (g *guest) setAway(away bool) {
 	}
 }
 
-// reconsider applies a new policy. h.mu is held; the caller commits.
-func (g *guest) reconsider() {
+// reconsider applies a new policy.
+func (g *lockedGuest) reconsider() {
 	for _, p := range g.pubs {
 		p.tries = 0
 		g.decide(p)
@@ -610,15 +496,15 @@ func (g *guest) reconsider() {
 	})
 }
 
-// admit admits waiting claims, in order, up to the limit. h.mu is held.
-func (g *guest) admit(ctx context.Context) {
+// admit admits waiting claims, in order, up to the limit.
+func (g *lockedGuest) admit() {
 	limit := g.h.opt.MaxListeners
 	for len(g.waiting) > 0 && (g.waiting[0].gone.Load() || g.admitted < limit) {
 		c := g.waiting[0]
 		g.waiting = g.waiting[1:]
 		if !c.gone.Load() {
 			g.admitted++
-			g.h.join(ctx, c)
+			g.h.join(c)
 		}
 	}
 	g.waiting = slices.DeleteFunc(g.waiting, func(c *claim) bool { return c.gone.Load() })
@@ -638,11 +524,4 @@ func forGuest(r port.Reason) port.Reason {
 		return port.Because(port.HeldElsewhere, r.Args()[0])
 	}
 	return r
-}
-
-// equal reports whether both are the same.
-func equal(a, b wire.Publication) bool {
-	return a.Key == b.Key && a.Source == b.Source && a.Rule == b.Rule &&
-		a.Owner.Equal(b.Owner) && a.OwnerPending == b.OwnerPending && slices.Equal(a.Host, b.Host) &&
-		slices.EqualFunc(a.Others, b.Others, port.Owner.Equal) && a.Wish() == b.Wish() && slices.Equal(a.Demands, b.Demands)
 }

@@ -48,11 +48,11 @@ func key(p port.Protocol, a netip.Addr, n uint16) port.Key {
 
 // pub returns a publication that asks for hosts, or without any for the loopback with
 // its own port.
-func pub(k port.Key, hosts ...netip.AddrPort) wire.Publication {
+func pub(k port.Key, hosts ...netip.AddrPort) port.Fact {
 	if len(hosts) == 0 {
 		hosts = []netip.AddrPort{netip.AddrPortFrom(port.Loopback(k.Address), k.Port)}
 	}
-	return wire.Publication{Key: k, Host: hosts, Source: "socket"}
+	return port.Fact{Key: k, Source: "socket", Decision: port.Decision{Allow: true, Host: hosts}}
 }
 
 func at(a netip.Addr, n uint16) netip.AddrPort { return netip.AddrPortFrom(a, n) }
@@ -232,9 +232,9 @@ func (a *agent) read(s link.Session) {
 		if err == nil {
 			f, err = wire.DecodeFrame(b)
 		}
-		var put []wire.Answer
+		var put []port.Answer
 		if err == nil {
-			put, err = wire.DecodeRows(f.Put, wire.Answer.Check)
+			put, err = wire.DecodeRows(f.Put, port.Answer.Check)
 		}
 		if err != nil {
 			_ = s.Close()
@@ -245,7 +245,7 @@ func (a *agent) read(s link.Session) {
 			a.resyncs = append(a.resyncs, f.Resync)
 		}
 		for _, p := range put {
-			a.outcomes[p.Key] = p.Port()
+			a.outcomes[p.Key] = p.Outcomes
 		}
 		for _, v := range f.Seen {
 			a.acked = v.Generation
@@ -283,7 +283,7 @@ func (a *agent) accept(s link.Session) {
 
 // serveStream serves a flow of a link as the agent does.
 func serveStream(ctx context.Context, s *forward.Server, stream link.Stream, dial []netip.AddrPort, q wire.FlowRequest) error {
-	req := forward.Request{Publication: port.Publication{Key: q.Key, Dial: dial}, Peer: q.Peer, Answer: func(err error) error {
+	req := forward.Request{Publication: port.Publication{Fact: port.Fact{Key: q.Key}, Dial: dial}, Peer: q.Peer, Answer: func(err error) error {
 		r := wire.FlowReply{Status: wire.FlowOK}
 		var d *forward.DialError
 		if errors.As(err, &d) {
@@ -357,12 +357,12 @@ func rowsOf[T any](rows ...T) (b []byte) {
 	return b
 }
 
-func snapshot(generation uint64, pubs ...wire.Publication) wire.Frame {
+func snapshot(generation uint64, pubs ...port.Fact) wire.Frame {
 	return wire.Frame{Table: "wanted", Generation: generation, Put: rowsOf(pubs...)}
 }
 
 // parts are a snapshot in parts.
-func parts(generation uint64, size int, pubs ...wire.Publication) (list []wire.Frame) {
+func parts(generation uint64, size int, pubs ...port.Fact) (list []wire.Frame) {
 	for chunk := range slices.Chunk(pubs, size) {
 		f := snapshot(generation, chunk...)
 		f.Part, f.More = len(list), true
@@ -373,13 +373,13 @@ func parts(generation uint64, size int, pubs ...wire.Publication) (list []wire.F
 }
 
 // incomplete is a snapshot of a guest that has not read all of its sources.
-func incomplete(generation uint64, pubs ...wire.Publication) wire.Frame {
+func incomplete(generation uint64, pubs ...port.Fact) wire.Frame {
 	c := snapshot(generation, pubs...)
 	c.Partial = []string{"docker"}
 	return c
 }
 
-func put(base uint64, pubs ...wire.Publication) wire.Frame {
+func put(base uint64, pubs ...port.Fact) wire.Frame {
 	return wire.Frame{Table: "wanted", Base: base, Generation: base + 1, Put: rowsOf(pubs...)}
 }
 
@@ -388,12 +388,12 @@ func removed(base uint64, keys ...port.Key) wire.Frame {
 }
 
 // whole and change are steps of the wanted set.
-func whole(generation uint64, pubs ...wire.Publication) replica.Step[port.Key, wire.Publication] {
-	return replica.Step[port.Key, wire.Publication]{Generation: generation, Whole: true, Put: pubs}
+func whole(generation uint64, pubs ...port.Fact) replica.Step[port.Key, port.Fact] {
+	return replica.Step[port.Key, port.Fact]{Generation: generation, Whole: true, Put: pubs}
 }
 
-func change(generation uint64, pubs ...wire.Publication) replica.Step[port.Key, wire.Publication] {
-	return replica.Step[port.Key, wire.Publication]{Generation: generation, Put: pubs}
+func change(generation uint64, pubs ...port.Fact) replica.Step[port.Key, port.Fact] {
+	return replica.Step[port.Key, port.Fact]{Generation: generation, Put: pubs}
 }
 
 // settled waits for the acknowledgement of a generation.
@@ -435,6 +435,23 @@ func start(t *testing.T, opt Options, agents ...*agent) (h *Host, stop func()) {
 		opt.Guests = append(opt.Guests, a.guest())
 	}
 	return startGuests(t, opt)
+}
+
+// idle returns a host that does not run, so that a test takes its steps one by one.
+func idle(t testing.TB, opt Options, guests ...string) *Host {
+	t.Helper()
+	for _, name := range guests {
+		opt.Guests = append(opt.Guests, Guest{Name: name, Dial: func(context.Context) (link.Session, error) {
+			return nil, errors.New("not dialled")
+		}})
+	}
+	h, err := New(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.state.ctx = t.Context()
+	t.Cleanup(h.withdraw)
+	return h
 }
 
 func startGuests(t *testing.T, opt Options) (h *Host, stop func()) {

@@ -5,7 +5,9 @@ package host
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -36,9 +38,9 @@ type HolderFinder interface {
 // Vetter is a HolderFinder for systems on which listen succeeds although another
 // process has the port.
 type Vetter interface {
-	// Taken reports whether another process would share the port of s. It is called
-	// before each attempt to listen.
-	Taken(ctx context.Context, s Socket) bool
+	// Vet reports whether another process would share the port of a socket, by what the system
+	// says now. It may take long; what it returns does not.
+	Vet() (taken func(Socket) bool)
 }
 
 // relayName begins the name of the program that is WSL's own relay.
@@ -60,7 +62,7 @@ func (h Holder) reason(at netip.AddrPort) (port.State, port.Reason) {
 var errTaken = errors.New("another process listens there")
 
 // findHolders looks up the holders of addresses that are in use, many at a time and
-// without h.mu.
+// without the lock.
 func (h *Host) findHolders(ctx context.Context) {
 	for {
 		select {
@@ -68,39 +70,44 @@ func (h *Host) findHolders(ctx context.Context) {
 			return
 		case <-h.lookup:
 		}
-		h.mu.Lock()
-		slots := h.unheld
-		h.unheld = make(map[*slot]struct{})
-		want := make([]Socket, 0, len(slots))
-		for s := range slots {
-			want = append(want, Socket{s.protocol, s.at()})
-		}
-		h.mu.Unlock()
-		if len(want) == 0 {
+		asked := h.takeUnheld()
+		if len(asked) == 0 {
 			continue
 		}
-		holders, err := h.opt.Holders.Holders(ctx, want)
+		holders, err := h.opt.Holders.Holders(ctx, slices.Collect(maps.Values(asked)))
 		if err != nil {
 			h.opt.Logger.Debug("look-up of port holders failed", "err", err)
 		}
-		h.mu.Lock()
-		for s := range slots {
-			by, ok := holders[Socket{s.protocol, s.at()}]
-			switch {
-			case s.closed || s.listener != nil:
-				continue
-			case !ok && err != nil:
-				continue
-			case !ok: // the next attempt says what it finds
-				s.trouble().why = port.Reason{}
-				continue
-			}
-			t := s.trouble()
+		h.found(asked, holders, err)
+	}
+}
+
+// takeUnheld returns the slots whose holders are to be looked up.
+func (h *Host) takeUnheld() map[*slot]Socket {
+	l := h.lock()
+	defer l.unlock()
+	asked := make(map[*slot]Socket, len(l.unheld))
+	for s := range l.unheld {
+		asked[s] = Socket{s.protocol, s.at()}
+	}
+	l.unheld = make(map[*slot]struct{})
+	return asked
+}
+
+// found says who holds the addresses of slots. After an error, holders may be missing.
+func (h *Host) found(asked map[*slot]Socket, holders map[Socket]Holder, err error) {
+	defer h.lock().unlock()
+	for s := range asked {
+		if s.closed.Load() || s.listener != nil {
+			continue
+		}
+		t := s.trouble()
+		if by, ok := holders[Socket{s.protocol, s.at()}]; ok {
 			t.whyState, t.why = by.reason(s.at())
 			s.state, s.reason = t.whyState, t.why
 			s.show()
+		} else if err == nil { // the next attempt says what it finds
+			t.why = port.Reason{}
 		}
-		h.publish()
-		h.mu.Unlock()
 	}
 }

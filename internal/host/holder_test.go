@@ -178,7 +178,10 @@ type sharing struct {
 	by    Holder
 }
 
-func (s *sharing) Taken(context.Context, Socket) bool { return s.taken.Load() }
+func (s *sharing) Vet() func(Socket) bool {
+	taken := s.taken.Load()
+	return func(Socket) bool { return taken }
+}
 
 func (s *sharing) Holders(_ context.Context, sockets []Socket) (map[Socket]Holder, error) {
 	out := make(map[Socket]Holder)
@@ -208,6 +211,48 @@ func TestSharedPortIsAConflict(t *testing.T) {
 	if o := a.wants(k, port.Active); o.Reason.String() != "" {
 		t.Errorf("reason = %q", o.Reason)
 	}
+}
+
+// slowly is a Vetter that answers each question of Vet when the test says so.
+type slowly struct{ questions chan chan<- struct{} }
+
+func (s *slowly) Vet() func(Socket) bool {
+	answer := make(chan struct{})
+	s.questions <- answer
+	<-answer
+	return func(Socket) bool { return false }
+}
+
+func (s *slowly) Holders(context.Context, []Socket) (map[Socket]Holder, error) { return nil, nil }
+
+// While the system is slow to say who has a port that a guest wants, only that guest waits.
+func TestSlowVetterDelaysNoOther(t *testing.T) {
+	system := &slowly{make(chan chan<- struct{})}
+	a, b := newAgent(t, "a"), newAgent(t, "b")
+	p, q, r := ports.Free(t), ports.Free(t), ports.Free(t)
+	first, second, third := key(port.TCP, any4, p), key(port.TCP, any4, q), key(port.TCP, any4, r)
+	b.greeter(first, "hello")
+	a.begins(snapshot(1))
+	b.begins(snapshot(1, pub(first)))
+	h, _ := start(t, Options{Holders: system, Policy: exposeAll(t)}, a, b)
+	for range 2 { // both snapshots
+		close(<-system.questions)
+	}
+	b.wants(first, port.Active)
+
+	a.say(put(1, pub(second)))
+	late := <-system.questions
+	if got := greeting(t, at(lo4, first.Port)); got != "hello" {
+		t.Errorf("a client of the other guest read %q", got)
+	}
+	if n := h.Guests()[1].Publications; n != 1 || h.View().Len() != 1 {
+		t.Errorf("the other guest has %d publications, all have %d", n, h.View().Len())
+	}
+	b.say(put(1, pub(third)))
+	close(<-system.questions)
+	b.wants(third, port.Active)
+	close(late)
+	a.wants(second, port.Active)
 }
 
 // WSL's own relay is told from other holders by the name of its program.

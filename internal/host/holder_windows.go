@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -23,7 +24,7 @@ import (
 )
 
 const (
-	ownersAge   = 200 * time.Millisecond // how long Taken uses the tables that it read
+	ownersAge   = 200 * time.Millisecond // how long Vet uses the tables that it read
 	netshTime   = 10 * time.Second
 	maxTableTry = 5 // the table may grow after its size was read
 )
@@ -53,24 +54,27 @@ type owned struct {
 	pid      int
 }
 
-// Taken implements Vetter: on Windows two processes can bind one port, one at the
+// excludes reports whether another process has a socket that excludes s.
+func (o owned) excludes(s Socket) bool {
+	return o.protocol == s.Protocol && o.pid != os.Getpid() && excludes(o.addr, s.Addr)
+}
+
+// Vet implements Vetter: on Windows two processes can bind one port, one at the
 // wildcard and one at an address, and the latter gets the connections.
-func (w *windowsHolders) Taken(_ context.Context, s Socket) bool {
+func (w *windowsHolders) Vet() func(Socket) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if time.Since(w.read) > ownersAge {
 		all, err := w.owners()
 		if err != nil {
-			return false // bind may still fail
+			return func(Socket) bool { return false } // bind may still fail
 		}
 		w.last, w.read = all, time.Now()
 	}
-	for _, o := range w.last {
-		if o.protocol == s.Protocol && o.pid != os.Getpid() && excludes(o.addr, s.Addr) {
-			return true
-		}
+	last := w.last
+	return func(s Socket) bool {
+		return slices.ContainsFunc(last, func(o owned) bool { return o.excludes(s) })
 	}
-	return false
 }
 
 // Holders implements HolderFinder.
@@ -80,7 +84,7 @@ func (w *windowsHolders) Holders(ctx context.Context, sockets []Socket) (map[Soc
 	ranges := make(map[Socket][]PortRange) // by protocol and family: address and port are not set
 	for _, s := range sockets {
 		for _, o := range all {
-			if o.protocol == s.Protocol && o.pid != os.Getpid() && excludes(o.addr, s.Addr) {
+			if o.excludes(s) {
 				out[s] = Holder{PID: o.pid, Name: processName(o.pid)}
 				break
 			}

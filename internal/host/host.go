@@ -3,6 +3,14 @@
 // Package host is the peer on the machine whose user wants to reach the guests'
 // ports. It follows each guest's publications over a link, opens listeners for
 // them and carries what connects there to the guest.
+//
+// All that decides which port is open is changed in steps, one at a time: a change of a guest,
+// what is due, a new policy. A step begins with Host.lock, which gives what the lock guards
+// (locked, and through it lockedGuest, publication, claim, group and slot), and ends with
+// unlock, which decides and publishes what the step touched. listen(2) is called within the
+// step, because its result decides what else is opened. Outside are traffic (flows, udpPort;
+// door and target are what it needs of slots and claims), sessions, the look-up of who holds
+// a port, and files.
 package host
 
 import (
@@ -19,7 +27,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/own"
@@ -43,7 +50,7 @@ type Guest struct {
 
 // Policy has the last word on where a publication appears; rules.Set is one.
 type Policy interface {
-	Host(guest string, p port.Publication, asked []netip.AddrPort) port.Decision
+	Host(guest string, p port.Publication, asked []netip.AddrPort) port.Ruling
 }
 
 // Network opens listeners; own.Sockets is one.
@@ -109,41 +116,20 @@ func (o *Options) validate() error {
 		}
 		names[g.Name] = true
 	}
-	for _, d := range []struct {
-		v   *time.Duration
-		def time.Duration
-	}{{&o.Grace, 10 * time.Second}, {&o.Hold, 3 * time.Second}} {
-		*d.v = max(cmp.Or(*d.v, d.def), 0)
+	err := errors.Join(
+		positive("UDPIdle", &o.UDPIdle, time.Minute),
+		positive("BackoffMin", &o.BackoffMin, 100*time.Millisecond),
+		positive("BackoffMax", &o.BackoffMax, 10*time.Second),
+		positive("MaxListeners", &o.MaxListeners, 4096),
+		positive("MaxFlows", &o.MaxFlows, 8192),
+		positive("MaxUDPClients", &o.MaxUDPClients, 1024),
+	)
+	if err != nil {
+		return err
 	}
-	for _, d := range []struct {
-		name string
-		v    *time.Duration
-		def  time.Duration
-	}{
-		{"UDPIdle", &o.UDPIdle, time.Minute},
-		{"BackoffMin", &o.BackoffMin, 100 * time.Millisecond},
-		{"BackoffMax", &o.BackoffMax, 10 * time.Second},
-	} {
-		if *d.v < 0 {
-			return fmt.Errorf("host: %s %v: want a positive duration", d.name, *d.v)
-		}
-		*d.v = cmp.Or(*d.v, d.def)
-	}
+	o.Grace = max(cmp.Or(o.Grace, 10*time.Second), 0)
+	o.Hold = max(cmp.Or(o.Hold, 3*time.Second), 0)
 	o.BackoffMax = max(o.BackoffMax, o.BackoffMin)
-	for _, n := range []struct {
-		name string
-		v    *int
-		def  int
-	}{
-		{"MaxListeners", &o.MaxListeners, 4096},
-		{"MaxFlows", &o.MaxFlows, 8192},
-		{"MaxUDPClients", &o.MaxUDPClients, 1024},
-	} {
-		if *n.v < 0 {
-			return fmt.Errorf("host: %s %d: want a positive number", n.name, *n.v)
-		}
-		*n.v = cmp.Or(*n.v, n.def)
-	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -163,6 +149,15 @@ func (o *Options) validate() error {
 	return nil
 }
 
+// positive sets an option that is not set, and refuses one that is negative.
+func positive[T time.Duration | int](name string, v *T, unset T) error {
+	if *v < 0 {
+		return fmt.Errorf("host: %s %v: want a positive value", name, *v)
+	}
+	*v = cmp.Or(*v, unset)
+	return nil
+}
+
 // ID names a publication of one guest.
 type ID struct {
 	Guest string `json:"guest"`
@@ -177,38 +172,34 @@ func (i ID) Compare(j ID) int {
 	return cmp.Compare(i.Guest, j.Guest)
 }
 
-// Publication is one publication of a guest and what became of it here. It is
-// immutable. Owner and Source come from the guest: text to be quoted.
-type Publication struct {
-	ID
-	Owner port.Owner
-	// OwnerPending reports that the owner may turn out to be another; see wire.Publication.
-	OwnerPending bool
-	Source       string
-	Label        port.RuleRef     // the labels of the owner that decided in the guest; empty if none did
-	Alias        string           // a name that a label gives the owner; empty for none
-	Demands      []string         // by which it was asked for, see port.Demand
-	Asked        []netip.AddrPort // host addresses that the agent asks for
-	Outcomes     []port.Outcome   // one per host address after the policy, at least one
-	Since        time.Time        // when the host first received it
-	Exposed      time.Time        // until when a rule opens it wider than usual; zero if none does
-	Lost         bool             // its guest is not connected any more, or has not reported it again: what is open leads nowhere
+// Row is one port of a guest: what the guest says of it, and what became of it here. It is
+// immutable. Text of the fact is to be quoted.
+type Row struct {
+	Guest string
+	*port.Fact
+	Outcomes []port.Outcome // one per host address after the policy, at least one; none of a port that the guest does not publish
+	Since    time.Time      // when the host first received it
+	Exposed  time.Time      // until when a rule opens it wider than usual; zero if none does
+	Lost     bool           // its guest is not connected any more, or has not reported it again: what is open leads nowhere
 }
 
+// ID names the row.
+func (r Row) ID() ID { return ID{r.Guest, r.Key} }
+
 // State is the best of the outcomes.
-func (p Publication) State() port.State {
+func (r Row) State() port.State {
 	var best port.State
-	for _, o := range p.Outcomes {
+	for _, o := range r.Outcomes {
 		best = max(best, o.State)
 	}
 	return best
 }
 
 // View is what all guests publish, at one generation.
-type View = table.View[ID, Publication]
+type View = table.View[ID, Row]
 
 // Subscription notifies of changes of the View.
-type Subscription = table.Subscription[ID, Publication]
+type Subscription = table.Subscription[ID, Row]
 
 // GuestStatus is how one guest is doing.
 type GuestStatus struct {
@@ -250,9 +241,9 @@ type Stats struct {
 // Host follows guests. Create it with New; Run does the work.
 type Host struct {
 	opt      Options
-	table    *table.Table[ID, Publication]
-	others   *table.Table[ID, Unpublished]
-	meter    forward.Meter // A is the client
+	table    *table.Table[ID, Row]
+	others   *table.Table[ID, Row] // ports that guests do not publish
+	meter    forward.Meter         // A is the client
 	acceptor *own.Acceptor
 	stats    struct {
 		tcp, udp, listeners                       atomic.Int64
@@ -260,27 +251,15 @@ type Host struct {
 		evicted, snapshots, changes, resyncs      atomic.Uint64
 		conflicts, failures                       atomic.Uint64
 	}
-	timers schedule.Signal // to runTimers: something may be due
-	lookup schedule.Signal // to findHolders: holders are to be looked up
+	guests  []*guest        // in the order of Options.Guests
+	running atomic.Bool     // Run was called
+	timers  schedule.Signal // to runTimers: something may be due
+	lookup  schedule.Signal // to findHolders: holders are to be looked up
+	unsaved schedule.Signal // to saveMoved: moved is to be written
+	wg      sync.WaitGroup  // listeners and flows
 
-	// mu guards all below, and the fields of guests, publications, claims,
-	// groups and slots that say so. It is held over listen(2), not over more.
-	mu      sync.Mutex
-	running bool
-	policy  Policy
-	renewed bool // policy was set and is not applied yet
-	guests  []*guest
-	groups  map[groupKey]*group
-	touched map[*group]struct{} // to be decided at the end of this step
-	changed map[*publication]struct{}
-	anyPort map[*slot]struct{} // slots of any free port
-	retries schedule.Deadlines[*slot]
-	unheld  map[*slot]struct{} // holder to be looked up
-	moved   map[ID]move        // ports that were opened instead of others
-	unsaved schedule.Signal    // moved is to be written
-	peak    compact.Peak       // of groups
-
-	wg sync.WaitGroup // listeners and flows
+	mu    sync.Mutex // see lock; held over listen(2), not over more
+	state locked
 }
 
 // New returns a host.
@@ -291,30 +270,32 @@ func New(opt Options) (*Host, error) {
 	}
 	h := &Host{
 		opt:      opt,
-		table:    table.New[ID, Publication](ID.Compare),
-		others:   table.New[ID, Unpublished](ID.Compare),
+		table:    table.New[ID, Row](ID.Compare),
+		others:   table.New[ID, Row](ID.Compare),
 		timers:   schedule.NewSignal(),
 		lookup:   schedule.NewSignal(),
-		policy:   opt.Policy,
-		acceptor: own.NewAcceptor(opt.Logger, own.ForFlow),
-		groups:   make(map[groupKey]*group),
-		touched:  make(map[*group]struct{}),
-		changed:  make(map[*publication]struct{}),
-		anyPort:  make(map[*slot]struct{}),
-		unheld:   make(map[*slot]struct{}),
-		moved:    loadMoved(opt.MovedFile, opt.Logger),
 		unsaved:  schedule.NewSignal(),
+		acceptor: own.NewAcceptor(opt.Logger, own.ForFlow),
 	}
-	for _, g := range opt.Guests {
-		h.guests = append(h.guests, newGuest(h, g))
+	h.state = locked{
+		Host:    h,
+		ctx:     context.Background(),
+		policy:  opt.Policy,
+		groups:  make(map[groupKey]*group),
+		moved:   loadMoved(opt.MovedFile, opt.Logger),
+		touched: make(map[*group]struct{}),
+		changed: make(map[*publication]struct{}),
+		anyPort: make(map[*slot]struct{}),
+		unheld:  make(map[*slot]struct{}),
 	}
-	before := len(h.moved)
-	maps.DeleteFunc(h.moved, func(id ID, _ move) bool { // of a guest that is not configured any more
+	for _, o := range opt.Guests {
+		g := newGuest(h, o)
+		h.guests = append(h.guests, g)
+		h.state.guests = append(h.state.guests, &g.state)
+	}
+	maps.DeleteFunc(h.state.moved, func(id ID, _ move) bool { // of a guest that is not configured any more
 		return !slices.ContainsFunc(h.guests, func(g *guest) bool { return g.name == id.Guest })
 	})
-	if len(h.moved) < before {
-		h.unsaved.Notify()
-	}
 	return h, nil
 }
 
@@ -326,11 +307,13 @@ func (h *Host) Subscribe() *Subscription { return h.table.Subscribe() }
 
 // Guests returns how the guests are doing, in the order of Options.Guests.
 func (h *Host) Guests() []GuestStatus {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	out := make([]GuestStatus, 0, len(h.guests))
-	for _, g := range h.guests {
-		out = append(out, g.describe())
+	l := h.lock()
+	defer l.unlock()
+	out := make([]GuestStatus, 0, len(l.guests))
+	for _, g := range l.guests {
+		s := g.status
+		s.Publications, s.Flows = len(g.pubs), g.flows.Len()
+		out = append(out, s)
 	}
 	return out
 }
@@ -350,24 +333,24 @@ func (h *Host) Stats() Stats {
 
 // SetPolicy replaces the policy, for example after the rules were reloaded.
 // Listeners that are still allowed stay open; flows that are now denied are reset.
-// A running Host applies it soon after, any other when it runs.
 func (h *Host) SetPolicy(p Policy) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.policy, h.renewed = p, true
-	h.timers.Notify()
+	l := h.lockToOpen()
+	defer l.unlock()
+	l.policy = p
+	for _, g := range l.guests {
+		g.reconsider()
+	}
 }
 
 // Run follows the guests until ctx ends, then closes all and returns nil. It may
 // be called once.
 func (h *Host) Run(ctx context.Context) error {
-	h.mu.Lock()
-	again := h.running
-	h.running = true
-	h.mu.Unlock()
-	if again {
+	if h.running.Swap(true) {
 		return errors.New("host: run a second time")
 	}
+	l := h.lock()
+	l.ctx = ctx
+	l.unlock()
 	var loops sync.WaitGroup
 	for _, g := range h.guests {
 		loops.Go(func() { g.run(ctx) })
@@ -376,100 +359,16 @@ func (h *Host) Run(ctx context.Context) error {
 	loops.Go(func() { h.findHolders(ctx) })
 	loops.Go(func() { h.saveMoved(ctx) })
 	loops.Wait()
-
-	h.mu.Lock()
-	for _, g := range h.guests {
-		g.withdraw()
-	}
-	h.commit(ctx)
-	h.mu.Unlock()
+	h.withdraw()
 	h.wg.Wait()
 	return nil
 }
 
-// runTimers does what is due: retries, ends of grace periods, a new policy.
-func (h *Host) runTimers(ctx context.Context) {
-	for {
-		h.mu.Lock()
-		if ctx.Err() == nil {
-			h.due(ctx, time.Now())
-		}
-		next := h.next()
-		h.mu.Unlock()
-		if schedule.Wait(ctx, next, h.timers) != nil {
-			return
-		}
-	}
-}
-
-// due does what is due now. h.mu is held.
-func (h *Host) due(ctx context.Context, now time.Time) {
-	h.renew()
-	for _, g := range h.guests {
-		if !g.graceEnd.IsZero() && !g.graceEnd.After(now) {
-			g.graceEnd = time.Time{}
-			if n := len(g.pubs); n > 0 {
-				g.log.Info("grace period expired; closing listeners", "publications", n)
-			}
-			g.withdraw()
-		}
-		if !g.keptEnd.IsZero() && !g.keptEnd.After(now) {
-			g.removeKept("its time is over")
-		}
-	}
-	// What is due soon is done now: one wake-up for many.
-	for _, s := range h.retries.TakeAll(now.Add(retrySlack)) {
-		h.retry(ctx, s)
-	}
-	h.commit(ctx)
-}
-
-// renew applies a policy that was set, before anything is opened. h.mu is held; the caller
-// commits.
-func (h *Host) renew() {
-	if !h.renewed {
-		return
-	}
-	h.renewed = false
-	for _, g := range h.guests {
-		g.reconsider()
-	}
-}
-
-// next returns when something is due, zero for never. h.mu is held.
-func (h *Host) next() time.Time {
-	at := h.retries.Next()
-	for _, g := range h.guests {
-		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd} {
-			if !end.IsZero() && (at.IsZero() || end.Before(at)) {
-				at = end
-			}
-		}
-	}
-	return at
-}
-
-// publish puts what this step changed into the table, from which the guests are sent it.
-// h.mu is held.
-func (h *Host) publish() {
-	if len(h.changed) == 0 {
-		return
-	}
-	h.table.Update(func(tx *table.Tx[ID, Publication]) {
-		for p := range h.changed {
-			switch p.guest.pubs[p.Key] {
-			case p:
-				tx.Put(p.id(), p.view())
-			case nil:
-				tx.Delete(p.id())
-			}
-		}
-	})
-	h.changed = compact.Clear(h.changed)
-	if h.peak.Passed(len(h.groups)) {
-		h.groups = compact.Map(h.groups)
-		for _, g := range h.guests {
-			g.pubs = compact.Map(g.pubs)
-		}
+// withdraw closes all listeners.
+func (h *Host) withdraw() {
+	l := h.lock()
+	defer l.unlock()
+	for _, g := range l.guests {
+		g.withdraw()
 	}
 }

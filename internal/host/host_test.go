@@ -95,10 +95,10 @@ func testPublishServeWithdraw(t *testing.T) {
 // Both families of a port get one number where any is asked for, also if one comes later.
 func TestBothFamiliesAndAnyPort(t *testing.T) {
 	k4, k6, other := key(port.TCP, any4, 80), key(port.TCP, any6, 80), key(port.TCP, any6, 81)
-	for name, later := range map[string][]wire.Publication{"at once": nil, "IPv6 later": {pub(k6, at(lo6, 0))}, "IPv4 later": {pub(k4, at(lo4, 0))}} {
+	for name, later := range map[string][]port.Fact{"at once": nil, "IPv6 later": {pub(k6, at(lo6, 0))}, "IPv4 later": {pub(k4, at(lo4, 0))}} {
 		t.Run(name, func(t *testing.T) {
 			a := newAgent(t, "vm")
-			first := []wire.Publication{pub(other, at(lo6, 0))}
+			first := []port.Fact{pub(other, at(lo6, 0))}
 			for k, h := range map[port.Key]netip.Addr{k4: lo4, k6: lo6} {
 				a.greeter(k, "hello")
 				if len(later) == 0 || later[0].Key != k {
@@ -284,12 +284,12 @@ func TestHostRuleWaitsForTheOwner(t *testing.T) {
 func TestHostRuleByLabelWhereLabelsAreLeftOut(t *testing.T) {
 	k := key(port.TCP, any4, ports.Free(t))
 	labels := map[string]string{"zone": "internal"}
-	for i := range wire.MaxLabels {
+	for i := range port.MaxLabels {
 		labels[fmt.Sprint("a", i)] = "x" // before "zone"
 	}
 	owner := port.Owner{Kind: port.OwnerContainer, ID: "c", Name: "db", Labels: labels}
-	sent := wire.FromPublication(port.Publication{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at(lo4, k.Port)}}})
-	if len(sent.Owner.Labels) != wire.MaxLabels || sent.Owner.Labels["zone"] != "" {
+	sent := port.Fact{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at(lo4, k.Port)}}}.Fit()
+	if len(sent.Owner.Labels) != port.MaxLabels || sent.Owner.Labels["zone"] != "" {
 		t.Fatalf("sent are %d labels, zone %q", len(sent.Owner.Labels), sent.Owner.Labels["zone"])
 	}
 	a := newAgent(t, "vm")
@@ -303,14 +303,14 @@ func TestHostRuleByLabelWhereLabelsAreLeftOut(t *testing.T) {
 		t.Errorf("%d listeners are open", n)
 	}
 	// One that is too long does not hide that the other is not there.
-	owner.Labels = map[string]string{"devcontainer.metadata": strings.Repeat("m", wire.MaxLabelValue+1)}
-	a.say(put(1, wire.FromPublication(port.Publication{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: sent.Host}})))
+	owner.Labels = map[string]string{"devcontainer.metadata": strings.Repeat("m", port.MaxLabelValue+1)}
+	a.say(put(1, port.Fact{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: sent.Decision.Host}}.Fit()))
 	a.wants(k, port.Active)
 	a.say(snapshot(3, sent))
 	a.wants(k, port.Denied)
 	// What all its labels show not to be meant is open.
 	owner.Labels = map[string]string{"zone": "public"}
-	a.say(put(3, wire.FromPublication(port.Publication{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: sent.Host}})))
+	a.say(put(3, port.Fact{Key: k, Owner: owner, Decision: port.Decision{Allow: true, Host: sent.Decision.Host}}.Fit()))
 	a.wants(k, port.Active)
 }
 
@@ -323,7 +323,7 @@ func TestHostRuleDeniesNATToDeniedOwner(t *testing.T) {
 	a.begins(snapshot(1, p))
 	start(t, Options{Policy: policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Name: "secret*"}, Deny: true})}, a)
 	a.wants(k, port.Active)
-	p.Others = []port.Owner{{Kind: port.OwnerContainer, ID: "b", Name: "secret0"}}
+	p.Others = []port.OtherOwner{{Owner: port.Owner{Kind: port.OwnerContainer, ID: "b", Name: "secret0"}}}
 	a.say(snapshot(2, p))
 	o := a.wants(k, port.Denied)
 	if !strings.Contains(o.Reason.String(), "a NAT rule leads to container secret0") {
@@ -497,7 +497,7 @@ func TestPortsOfOneOwnerShareAnAddress(t *testing.T) {
 			p := ports.Free(t)
 			a := newAgent(t, "vm")
 			wildcard, loopback, specific := key(proto, any4, p), key(proto, lo4, p), key(proto, lan, p)
-			of := func(k port.Key, kind port.OwnerKind, id string) wire.Publication {
+			of := func(k port.Key, kind port.OwnerKind, id string) port.Fact {
 				w := pub(k)
 				w.Owner = port.Owner{Kind: kind, ID: id, Name: id}
 				return w
@@ -562,17 +562,17 @@ func TestWhatWasAskedForPrecedesPlainPorts(t *testing.T) {
 	plain, forwarded, container := key(port.TCP, any4, p), key(port.TCP, any4, p-1), key(port.TCP, lan, p)
 	higher := key(port.TCP, any4, p+1)
 	byName := pub(container)
-	byName.Demands = []string{fmt.Sprintf("db:%d/tcp", p)}
-	toPlain := func(k port.Key) wire.Publication {
+	byName.SetNamed("", []string{fmt.Sprintf("db:%d/tcp", p)})
+	toPlain := func(k port.Key) port.Fact {
 		w := pub(k)
-		w.Host = []netip.AddrPort{at(lo4, p)}
+		w.Decision.Host = []netip.AddrPort{at(lo4, p)}
 		return w
 	}
-	for name, w := range map[string]wire.Publication{"lower": toPlain(forwarded), "higher": toPlain(higher), "by name": byName} {
+	for name, w := range map[string]port.Fact{"lower": toPlain(forwarded), "higher": toPlain(higher), "by name": byName} {
 		for _, first := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, first), func(t *testing.T) {
 				a := newAgent(t, "vm")
-				order := []wire.Publication{w, pub(plain)}
+				order := []port.Fact{w, pub(plain)}
 				if !first {
 					slices.Reverse(order)
 				}
@@ -609,7 +609,7 @@ func TestOneRuleIsNoConflictWithItself(t *testing.T) {
 	p := ports.Free(t)
 	a := newAgent(t, "vm")
 	one, two, three := key(port.TCP, lan, p), key(port.TCP, lan.Next(), p), key(port.TCP, lan.Next().Next(), p)
-	rule := func(k port.Key, id uint64) wire.Publication { w := pub(k); w.Rule = id; return w }
+	rule := func(k port.Key, id uint64) port.Fact { w := pub(k); w.Target = id; return w }
 	a.begins(snapshot(1, rule(one, 1), rule(two, 1), rule(three, 2)))
 	start(t, Options{}, a)
 	a.wants(one, port.Active)
@@ -627,7 +627,7 @@ func TestOneRuleIsNoConflictWithItself(t *testing.T) {
 func TestWidestAddressOfOneOwnerServesAll(t *testing.T) {
 	p := ports.Free(t)
 	a := newAgent(t, "vm")
-	of := func(w wire.Publication) wire.Publication {
+	of := func(w port.Fact) port.Fact {
 		w.Owner = port.Owner{Kind: port.OwnerService, ID: "default/web", Name: "web"}
 		return w
 	}
@@ -816,7 +816,7 @@ func TestGraceCloses(t *testing.T) {
 
 func TestListenerLimit(t *testing.T) {
 	a := newAgent(t, "vm")
-	var pubs []wire.Publication
+	var pubs []port.Fact
 	for i := range 4 {
 		pubs = append(pubs, pub(key(port.TCP, lo4, uint16(100+i)), at(lo4, 0)))
 	}
@@ -887,7 +887,7 @@ func TestGapAsksForSnapshot(t *testing.T) {
 
 func TestPartsAreAppliedAsOne(t *testing.T) {
 	a := newAgent(t, "vm")
-	var pubs []wire.Publication
+	var pubs []port.Fact
 	for i := range 1500 {
 		pubs = append(pubs, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
 	}
@@ -1163,18 +1163,7 @@ func testWaitingConnectionSeesTheOwnerOfNow(t *testing.T) {
 // A port that waits for the limit is not opened by rules that were replaced meanwhile.
 func TestWaitingPortIsOpenedByTheRulesOfNow(t *testing.T) {
 	network := newMemory()
-	h, err := New(Options{Network: network, Holders: named{}, MaxListeners: 1, Guests: []Guest{{
-		Name: "vm", Dial: func(context.Context) (link.Session, error) { return nil, errors.New("not dialled") },
-	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.guests[0].withdraw()
-		h.commit(context.Background())
-	})
+	h := idle(t, Options{Network: network, Holders: named{}, MaxListeners: 1}, "vm")
 	g, first, second := h.guests[0], key(port.TCP, any4, 80), key(port.TCP, any4, 81)
 	if err := g.applyWanted(t.Context(), whole(1, pub(first), pub(second))); err != nil {
 		t.Fatal(err)
@@ -1185,7 +1174,7 @@ func TestWaitingPortIsOpenedByTheRulesOfNow(t *testing.T) {
 	if err := g.applyWanted(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
-	if o := g.pubs[second].outcomes(); len(o) != 1 || o[0].State != port.Denied || len(network.tries) != 1 {
+	if o := g.state.pubs[second].outcomes(); len(o) != 1 || o[0].State != port.Denied || len(network.tries) != 1 {
 		t.Errorf("%+v after %d attempts to listen", o, len(network.tries))
 	}
 }
@@ -1224,8 +1213,8 @@ func testFlowOutlivesPublication(t *testing.T) {
 
 func BenchmarkSnapshot(b *testing.B) {
 	const n = 4096
-	g := newGuestForBench(b)
-	var pubs []wire.Publication
+	g := idle(b, Options{}, "vm").guests[0]
+	var pubs []port.Fact
 	for i := range n {
 		pubs = append(pubs, pub(key(port.TCP, lo4, uint16(i+1)), at(lo4, 0)))
 	}
@@ -1238,14 +1227,4 @@ func BenchmarkSnapshot(b *testing.B) {
 		}
 		g.h.wg.Wait()
 	}
-}
-
-func newGuestForBench(b *testing.B) *guest {
-	h, err := New(Options{Guests: []Guest{{Name: "vm", Dial: func(context.Context) (link.Session, error) {
-		return nil, errors.ErrUnsupported
-	}}}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return h.guests[0]
 }

@@ -31,7 +31,7 @@ func testGuestThatPublishesEveryPortIsLimited(t *testing.T) {
 	modest, greedy := newAgent(t, "modest"), newAgent(t, "greedy")
 	k := key(port.TCP, any4, 80)
 	modest.begins(snapshot(1, pub(k)))
-	var all []wire.Publication
+	var all []port.Fact
 	for p := 1; p <= 65535; p++ {
 		all = append(all, pub(key(port.TCP, any4, uint16(p))))
 	}

@@ -36,13 +36,6 @@ func (a *agent) renew() {
 	a.life++
 }
 
-// reconnect has the same process of the agent begin a new session with these messages.
-func (a *agent) reconnect(cs ...wire.Frame) {
-	a.drop(errors.New("the link was lost"))
-	a.begins(cs...)
-	a.up()
-}
-
 // keptRig is a host in fake time whose guest published the ports 80 and 81, and whose agent
 // was restarted and has reported only port 80 again.
 func keptRig(t *testing.T, test func(a *agent, h *Host, network *memory)) {
@@ -79,181 +72,6 @@ func wantOpen(t *testing.T, network *memory, want ...uint16) {
 			t.Errorf("port %d: open is %v, want %v", n, !open[n], open[n])
 		}
 	}
-}
-
-func isLost(h *Host, k port.Key) bool {
-	p, ok := h.View().Get(ID{"vm", k})
-	return ok && p.Lost
-}
-
-func TestIncompleteSnapshotKeepsPorts(t *testing.T) {
-	t.Run("until it is reported", func(t *testing.T) {
-		keptRig(t, func(a *agent, h *Host, network *memory) {
-			if isLost(h, p80) || !isLost(h, p81) {
-				t.Errorf("lost: %v, %v", isLost(h, p80), isLost(h, p81))
-			}
-			a.mu.Lock()
-			clear(a.outcomes)
-			a.mu.Unlock()
-			a.say(put(1, pub(p81)))
-			synctest.Wait()
-			if isLost(h, p81) {
-				t.Error("lost though reported")
-			}
-			a.wants(p81, port.Active)
-			a.say(snapshot(2, pub(p80), pub(p81)))
-			time.Sleep(time.Hour)
-			wantOpen(t, network, 80, 81)
-			if n := len(network.tries); n != 2 {
-				t.Errorf("%d listeners were opened", n)
-			}
-		})
-	})
-	t.Run("until the snapshot is complete", func(t *testing.T) {
-		keptRig(t, func(a *agent, h *Host, network *memory) {
-			a.say(incomplete(1, pub(p80)))
-			wantOpen(t, network, 80, 81)
-			a.say(snapshot(1, pub(p80)))
-			wantOpen(t, network, 80)
-			if h.View().Len() != 1 {
-				t.Errorf("%d publications", h.View().Len())
-			}
-		})
-	})
-	t.Run("until it is removed", func(t *testing.T) {
-		keptRig(t, func(a *agent, _ *Host, network *memory) {
-			a.say(removed(1, p81))
-			wantOpen(t, network, 80)
-		})
-	})
-	t.Run("until it is denied", func(t *testing.T) {
-		keptRig(t, func(a *agent, _ *Host, network *memory) {
-			owner := unpublishedMessage(true, waiting, p81)
-			a.say(owner)
-			wantOpen(t, network, 80, 81)
-			held := unpublishedMessage(false, withheld, p81)
-			a.say(held)
-			wantOpen(t, network, 80, 81)
-			a.say(unpublishedMessage(false, denial, p81))
-			wantOpen(t, network, 80)
-		})
-	})
-	t.Run("for a limited time", func(t *testing.T) {
-		keptRig(t, func(a *agent, h *Host, network *memory) {
-			time.Sleep(keptFor - 2*time.Second)
-			wantOpen(t, network, 80, 81)
-			a.restart(incomplete(1, pub(p80))) // does not begin the time anew
-			time.Sleep(2 * time.Second)
-			wantOpen(t, network, 80)
-			if !h.Guests()[0].Connected {
-				t.Error("not connected")
-			}
-		})
-	})
-	t.Run("but not of another guest", func(t *testing.T) {
-		keptRig(t, func(a *agent, _ *Host, network *memory) {
-			a.mu.Lock()
-			a.hello = "other"
-			a.mu.Unlock()
-			a.restart(incomplete(1, pub(p80)))
-			time.Sleep(time.Second)
-			wantOpen(t, network, 80)
-		})
-	})
-	t.Run("but not of this session", func(t *testing.T) {
-		keptRig(t, func(a *agent, _ *Host, network *memory) {
-			a.say(incomplete(2))
-			wantOpen(t, network, 81)
-		})
-	})
-	t.Run("and not if it is complete", func(t *testing.T) {
-		keptRig(t, func(a *agent, _ *Host, network *memory) {
-			a.restart(snapshot(1, pub(p80)))
-			time.Sleep(time.Second)
-			wantOpen(t, network, 80)
-		})
-	})
-	t.Run("until the guest is lost", func(t *testing.T) {
-		keptRig(t, func(a *agent, h *Host, network *memory) {
-			a.drop(errors.New("gone"))
-			time.Sleep(11 * time.Second)
-			wantOpen(t, network)
-			if h.guests[0].kept.len() != 0 || !h.guests[0].keptEnd.IsZero() {
-				t.Error("something is kept")
-			}
-		})
-	})
-}
-
-// A port that a rule of the guest denies is not kept, though the report of it comes before
-// the first snapshot: a guest waits longer for its sources than before it reports.
-func TestDeniedPortIsNotKeptWhenReportedFirst(t *testing.T) {
-	pending := unpublishedMessage(true, waiting, p81)
-	withheld := unpublishedMessage(true, withheld, p81)
-	begun := unpublishedMessage(true, denial, key(port.TCP, any4, 82))
-	begun.More = true
-	for name, c := range map[string]struct {
-		report wire.Frame
-		want   []uint16
-	}{
-		"denied":      {unpublishedMessage(true, denial, p81), []uint16{80}},
-		"pending":     {pending, []uint16{80, 81}},
-		"withheld":    {withheld, []uint16{80, 81}},
-		"not whole":   {begun, []uint16{80, 81}},
-		"of no ports": {unpublishedMessage(true, port.Reason{}), []uint16{80, 81}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a := newAgent(t, "vm")
-				a.begins(snapshot(7, pub(p80), pub(p81)))
-				network := newMemory()
-				_, stop := start(t, Options{Network: network}, a)
-				time.Sleep(time.Second)
-				a.restart(c.report, incomplete(1, pub(p80)))
-				time.Sleep(time.Second)
-				wantOpen(t, network, c.want...)
-				stop()
-			})
-		})
-	}
-}
-
-// A process that lost its link knows which ports it published: what it does not report
-// again is closed, except for what an earlier process published.
-func TestLostLinkKeepsNoPorts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAgent(t, "vm")
-		a.begins(incomplete(7, pub(p80), pub(p81)))
-		network := newMemory()
-		_, stop := start(t, Options{Network: network}, a)
-		time.Sleep(time.Second)
-		a.reconnect(incomplete(8, pub(p80)))
-		time.Sleep(time.Second)
-		wantOpen(t, network, 80)
-		stop()
-	})
-	t.Run("but those that are kept", func(t *testing.T) {
-		keptRig(t, func(a *agent, _ *Host, network *memory) {
-			a.reconnect(incomplete(1, pub(p80)))
-			time.Sleep(time.Second)
-			wantOpen(t, network, 80, 81)
-			a.reconnect(incomplete(2))
-			time.Sleep(time.Second)
-			wantOpen(t, network, 81)
-		})
-	})
-}
-
-// What the guest publishes gets the host address that something kept has.
-func TestKeptPortGivesWay(t *testing.T) {
-	keptRig(t, func(a *agent, _ *Host, _ *memory) {
-		k := key(port.TCP, lan, 8081)
-		a.say(put(1, pub(k, at(lo4, 81))))
-		synctest.Wait()
-		if got := a.wants(k, port.Active).HostAddress; got != at(lo4, 81) {
-			t.Errorf("active at %s", got)
-		}
-	})
 }
 
 // What is kept takes no room of what the guest publishes.
@@ -320,7 +138,7 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 	waiting := pub(p81)
 	waiting.OwnerPending = true
 	for name, c := range map[string]struct {
-		put  wire.Publication
+		put  port.Fact
 		want string
 	}{
 		"denied":  {named, "denied by the host's rules"},
@@ -330,12 +148,10 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 			keptRig(t, func(a *agent, h *Host, _ *memory) {
 				h.SetPolicy(policy(t, rules.Loopback(), rules.Rule{Match: rules.Match{Name: "db"}, Deny: true}))
 				synctest.Wait()
-				h.mu.Lock()
-				claim := h.guests[0].pubs[p81].claims[0]
-				h.mu.Unlock()
+				to := firstTarget(h, p81)
 				ended := make(chan error, 1)
 				go func() {
-					_, err := h.stream(context.Background(), claim, netip.AddrPort{}, netip.AddrPort{})
+					_, err := h.stream(context.Background(), to, netip.AddrPort{}, netip.AddrPort{})
 					ended <- err
 				}()
 				time.Sleep(time.Second)
@@ -348,10 +164,17 @@ func TestConnectionToKeptPortIsToldWhatTheRulesSay(t *testing.T) {
 	}
 }
 
+// firstTarget returns the target of the first claim of a publication.
+func firstTarget(h *Host, k port.Key) *target {
+	l := h.guests[0].lock()
+	defer l.unlock()
+	return &l.pubs[k].claims[0].target
+}
+
 // webByName is a publication that the guest was asked for as web:80.
-func webByName() wire.Publication {
+func webByName() port.Fact {
 	p := pub(key(port.TCP, netip.MustParseAddr("172.17.0.2"), 80))
-	p.Source, p.Demands = port.SourceDemand, wire.List[string]{"web:80/tcp"}
+	p.Source, p.Named = port.SourceDemand, &port.Named{Demands: []string{"web:80/tcp"}}
 	return p
 }
 
@@ -366,7 +189,7 @@ func TestConnectionToKeptNameIsOfThatName(t *testing.T) {
 func testConnectionToKeptNameIsOfThatName(t *testing.T, other string) {
 	synctest.Test(t, func(t *testing.T) {
 		web, db := webByName(), webByName()
-		db.Demands = wire.List[string]{"db:80/tcp"}
+		db.Named = &port.Named{Demands: []string{"db:80/tcp"}}
 		a := newAgent(t, "vm")
 		a.hello = "box"
 		a.begins(snapshot(7, web))
@@ -393,12 +216,10 @@ func testConnectionToKeptNameIsOfThatName(t *testing.T, other string) {
 		a.wants(web.Key, port.Active)
 		a.restart(incomplete(1))
 		synctest.Wait()
-		h.mu.Lock()
-		claim := h.guests[0].pubs[web.Key].claims[0]
-		h.mu.Unlock()
+		web80 := firstTarget(h, web.Key)
 		ended := make(chan error, 1)
 		go func() {
-			_, err := h.stream(context.Background(), claim, netip.AddrPort{}, netip.AddrPort{})
+			_, err := h.stream(context.Background(), web80, netip.AddrPort{}, netip.AddrPort{})
 			ended <- err
 		}()
 		time.Sleep(time.Second)

@@ -53,7 +53,7 @@ func (p *publication) rows() []*publication {
 // otherFamily returns the publication of p's owner in the other family, nil if there is none.
 func (p *publication) otherFamily() *publication {
 	k, ok := p.Key.OtherFamily()
-	if o := p.guest.pubs[k]; ok && o != nil && o.wire.Owner.Same(p.wire.Owner) {
+	if o := p.guest.pubs[k]; ok && o != nil && o.fact.Owner.Same(p.fact.Owner) {
 		return o
 	}
 	return nil
@@ -127,11 +127,11 @@ func (p *publication) remember(wanted []netip.AddrPort) {
 
 // move gives another port to publications that have a conflict, if their rule says so,
 // and reports whether there were any. What has tried enough ports, or whose guest has, waits
-// for the wanted one. h.mu is held.
-func (h *Host) move() bool {
+// for the wanted one.
+func (h *locked) move() bool {
 	var conflicts []*publication
 	for p := range h.changed {
-		if p.onConflict.Moves() && p.tries <= maxTries && p.guest.pubs[p.Key] == p && !p.guest.kept.has(p.Key) && p.conflict() != 0 {
+		if p.onConflict.Moves() && p.tries <= maxTries && p.guest.pubs[p.Key] == p && p.kept == nil && p.conflict() != 0 {
 			conflicts = append(conflicts, p)
 		}
 	}
@@ -150,7 +150,7 @@ func (h *Host) move() bool {
 
 // moveOn gives a port that has a conflict, with all its rows, the next number, or the wanted
 // one again after too many tries.
-func (h *Host) moveOn(p *publication, chosen map[port.Slot][]ID) {
+func (h *locked) moveOn(p *publication, chosen map[port.Slot][]ID) {
 	p.tries++
 	h.unsaved.Notify()
 	at := p.conflict()
@@ -179,8 +179,8 @@ func (h *Host) moveOn(p *publication, chosen map[port.Slot][]ID) {
 	}
 }
 
-// chosen returns what each port was chosen for. h.mu is held.
-func (h *Host) chosen() map[port.Slot][]ID {
+// chosen returns what each port was chosen for.
+func (h *locked) chosen() map[port.Slot][]ID {
 	chosen := make(map[port.Slot][]ID, len(h.moved))
 	for id, m := range h.moved {
 		at := port.Slot{Protocol: id.Protocol, Port: m.Port}
@@ -192,7 +192,7 @@ func (h *Host) chosen() map[port.Slot][]ID {
 // keptFrom reports whether a port is kept from what own names: for another one that is away, of
 // another guest. Publications of one guest port share theirs, and
 // what this guest publishes by itself gets ports whatever the order in which it comes; see claims.
-func (g *guest) keptFrom(own ID, n uint16, chosen map[port.Slot][]ID) bool {
+func (g *lockedGuest) keptFrom(own ID, n uint16, chosen map[port.Slot][]ID) bool {
 	return slices.ContainsFunc(chosen[port.Slot{Protocol: own.Protocol, Port: n}], func(id ID) bool {
 		return id.Guest != own.Guest || id.Slot() != own.Slot() && g.pubs[id.Key] == nil
 	})
@@ -294,19 +294,19 @@ func (h *Host) saveMoved(ctx context.Context) {
 // movedNow returns what is to be remembered. Of too many, those of ports that no guest has
 // are dropped.
 func (h *Host) movedNow() []remembered {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.moved) > maxMoved {
+	l := h.lock()
+	defer l.unlock()
+	if len(l.moved) > maxMoved {
 		current := make(map[ID]bool)
-		for _, g := range h.guests {
+		for _, g := range l.guests {
 			for _, p := range g.pubs {
 				current[p.id()] = true
 			}
 		}
-		maps.DeleteFunc(h.moved, func(id ID, _ move) bool { return !current[id] })
+		maps.DeleteFunc(l.moved, func(id ID, _ move) bool { return !current[id] })
 	}
-	list := make([]remembered, 0, len(h.moved))
-	for id, m := range h.moved {
+	list := make([]remembered, 0, len(l.moved))
+	for id, m := range l.moved {
 		list = append(list, remembered{id.Guest, id.Protocol, id.Address, id.Port, m})
 	}
 	slices.SortFunc(list, func(a, b remembered) int {

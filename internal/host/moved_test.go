@@ -19,11 +19,9 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // onConflict is a policy whose rule allows all and says what to do on a conflict.
@@ -104,101 +102,6 @@ func TestMovesOfConfiguredGuestsOnlyRemain(t *testing.T) {
 	}
 }
 
-// A port that is in use in one family moves in both, whichever comes first, and over a restart.
-func TestBothFamiliesMoveTogether(t *testing.T) {
-	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
-		for _, first := range []netip.Addr{{}, any4, any6} { // none: at once
-			t.Run(fmt.Sprint(c, " ", first), func(t *testing.T) {
-				ln, p := hold(t)
-				k4, k6 := key(port.TCP, any4, p), key(port.TCP, any6, p)
-				file := filepath.Join(t.TempDir(), "moved.json")
-				both := func(a *agent) uint16 {
-					var four, six netip.AddrPort
-					eventually(t, "both families have one number", func() bool {
-						four, six = a.wants(k4, port.Active).HostAddress, a.wants(k6, port.Active).HostAddress
-						return four.Port() == six.Port() && four.Port() != p
-					})
-					return four.Port()
-				}
-				a := newAgent(t, "vm")
-				switch first {
-				case any4:
-					a.begins(snapshot(1, pub(k4)))
-				case any6:
-					a.begins(snapshot(1, pub(k6)))
-				default:
-					a.begins(snapshot(1, pub(k4), pub(k6)))
-				}
-				_, stop := start(t, Options{Policy: onConflict(t, c), MovedFile: file}, a)
-				switch first {
-				case any4:
-					a.wants(k4, port.Active)
-					a.say(put(1, pub(k6)))
-				case any6:
-					a.wants(k6, port.Active)
-					a.say(put(1, pub(k4)))
-				}
-				n := both(a)
-				stop()
-				_ = ln.Close()
-				b := newAgent(t, "vm")
-				b.begins(snapshot(1, pub(k6), pub(k4)))
-				start(t, Options{Policy: onConflict(t, c), MovedFile: file}, b)
-				if got := both(b); got != n {
-					t.Errorf("port %d after a restart, %d before", got, n)
-				}
-			})
-		}
-	}
-}
-
-// What two owners have in the two families are two ports: one moves alone.
-func TestFamiliesOfTwoOwnersMoveApart(t *testing.T) {
-	_, p := hold(t)
-	k4, k6 := key(port.TCP, any4, p), key(port.TCP, any6, p)
-	v4, v6 := pub(k4), pub(k6)
-	v4.Owner, v6.Owner = port.Owner{Kind: port.OwnerProcess, ID: "7", Name: "web"}, port.Owner{Kind: port.OwnerProcess, ID: "8", Name: "other"}
-	a := newAgent(t, "vm")
-	a.begins(snapshot(1, v4, v6))
-	start(t, Options{Policy: onConflict(t, port.OnConflictNext)}, a)
-	if four, six := a.wants(k4, port.Active), a.wants(k6, port.Active); four.HostAddress.Port() == p || six.HostAddress.Port() != p {
-		t.Errorf("open at %s and %s, want the second at %d", four.HostAddress, six.HostAddress, p)
-	}
-}
-
-// A rule that does not move any more gives the port back, and the choice is forgotten.
-func TestMoveEndsWithItsRule(t *testing.T) {
-	ln, p := hold(t)
-	k := key(port.TCP, any4, p)
-	a := newAgent(t, "vm")
-	a.begins(snapshot(1, pub(k)))
-	h, _ := start(t, Options{Policy: onConflict(t, port.OnConflictNext)}, a)
-	a.wants(k, port.Active)
-	h.SetPolicy(onConflict(t, port.OnConflictWait))
-	if o := a.wants(k, port.Conflict); o.HostAddress.Port() != p {
-		t.Errorf("%+v", o)
-	}
-	_ = ln.Close()
-	eventually(t, "the port is opened when it is free", func() bool {
-		o := a.heard(k)
-		return len(o) == 1 && o[0].State == port.Active && o[0].HostAddress.Port() == p && o[0].Reason.String() == ""
-	})
-}
-
-// A rule that moves ports is applied to what has had a conflict for a while.
-func TestConflictMovesByLaterRule(t *testing.T) {
-	_, p := hold(t)
-	k := key(port.TCP, any4, p)
-	a := newAgent(t, "vm")
-	a.begins(snapshot(1, pub(k)))
-	h, _ := start(t, Options{Policy: onConflict(t, port.OnConflictWait), Holders: nobody{}}, a)
-	a.wants(k, port.Conflict)
-	h.SetPolicy(onConflict(t, port.OnConflictNext))
-	if o := a.wants(k, port.Active); o.HostAddress.Port() <= p {
-		t.Errorf("%+v", o)
-	}
-}
-
 // nobody knows no holder of any port.
 type nobody struct{}
 
@@ -257,10 +160,10 @@ func TestOrderOfArrivalChoosesNoPort(t *testing.T) {
 	for _, c := range []port.OnConflict{port.OnConflictNext, port.OnConflictAny} {
 		t.Run(c.String(), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, uint64(c)))
-			var all []wire.Publication
+			var all []port.Fact
 			for i := range uint16(publications) {
 				k := key(port.TCP, netip.AddrFrom4([4]byte{10, 0, byte(i), 1}), first+i/3) // three want one port
-				all = append(all, wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, k.Port)}})
+				all = append(all, port.Fact{Key: k, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at(lo4, k.Port)}}})
 			}
 			taken := r.Perm(2 * publications)[:busy]
 			var want map[port.Key]netip.AddrPort
@@ -296,7 +199,7 @@ func TestGuestsChoosePortsAtTheSameTime(t *testing.T) {
 	for i := range publications / 2 {
 		network.take(at(lo4, uint16(20000+2*i)).String(), true)
 	}
-	var pubs []wire.Publication
+	var pubs []port.Fact
 	for i := range uint16(publications) {
 		pubs = append(pubs, pub(key(port.TCP, any4, 20000+i)))
 	}
@@ -344,16 +247,10 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 		t.Run(c.String(), func(t *testing.T) {
 			network := newMemory()
 			network.take("127.0.0.1:80", true)
-			h, err := New(Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}, Guests: []Guest{
-				{Name: "a", Dial: notDialled}, {Name: "b", Dial: notDialled},
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { closeAll(h) })
+			h := idle(t, Options{Network: network, Policy: onConflict(t, c), Holders: nobody{}}, "a", "b")
 			a, b := h.guests[0], h.guests[1]
 			k, other := key(port.TCP, any4, 80), key(port.TCP, any4, 90)
-			set := func(g *guest, generation uint64, pubs ...wire.Publication) {
+			set := func(g *guest, generation uint64, pubs ...port.Fact) {
 				t.Helper()
 				if err := g.applyWanted(t.Context(), whole(generation, pubs...)); err != nil {
 					t.Fatal(err)
@@ -361,7 +258,7 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 			}
 			chosen := func(g *guest, k port.Key) uint16 {
 				t.Helper()
-				o := g.pubs[k].outcomes()
+				o := g.state.pubs[k].outcomes()
 				if len(o) != 1 || o[0].State != port.Active {
 					t.Fatalf("%+v", o)
 				}
@@ -372,8 +269,8 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 			set(a, 2)
 
 			// Of another guest, and another one of this guest, that would try it first.
-			h.moved[ID{"b", other}] = move{80, first}
-			delete(h.moved, ID{"a", k})
+			h.state.moved[ID{"b", other}] = move{80, first}
+			delete(h.state.moved, ID{"a", k})
 			set(a, 3, pub(k))
 			second := chosen(a, k)
 			set(b, 1, pub(other, at(lo4, 80)))
@@ -381,8 +278,8 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 				t.Errorf("%s has %d instead of its %d, and the other guest %d", other, got, first, second)
 			}
 			set(a, 4)
-			h.moved[ID{"a", other}] = move{80, second} // not here
-			delete(h.moved, ID{"a", k})
+			h.state.moved[ID{"a", other}] = move{80, second} // not here
+			delete(h.state.moved, ID{"a", k})
 			set(a, 5, pub(k))
 			if got := chosen(a, k); got == second || got == first {
 				t.Errorf("%s has %d, which is another's", k, got)
@@ -395,27 +292,11 @@ func TestChosenPortIsKeptForItsPublication(t *testing.T) {
 	}
 }
 
-func notDialled(context.Context) (link.Session, error) { return nil, errors.New("not dialled") }
-
-// closeAll closes the listeners of a host that does not run.
-func closeAll(h *Host) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, g := range h.guests {
-		g.withdraw()
-	}
-	h.commit(context.Background())
-}
-
 // opened returns where the publications of a guest are open that come in a random order.
-func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map[port.Key]netip.AddrPort {
+func opened(t *testing.T, opt Options, r *rand.Rand, all []port.Fact) map[port.Key]netip.AddrPort {
 	t.Helper()
-	opt.Guests = []Guest{{Name: "vm", Dial: notDialled}}
-	h, err := New(opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer closeAll(h)
+	h := idle(t, opt, "vm")
+	defer h.withdraw()
 	g := h.guests[0]
 	if err := g.applyWanted(t.Context(), whole(1)); err != nil {
 		t.Fatal(err)
@@ -430,9 +311,7 @@ func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map
 		all = all[n:]
 	}
 	got := map[port.Key]netip.AddrPort{}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for k, p := range g.pubs {
+	for k, p := range g.state.pubs {
 		for _, o := range p.outcomes() {
 			if o.State == port.Active {
 				got[k] = o.HostAddress
@@ -445,31 +324,19 @@ func opened(t *testing.T, opt Options, r *rand.Rand, all []wire.Publication) map
 // A guest whose conflicts had many ports tried waits for the wanted ones.
 func TestMovesOfAGuestAreLimited(t *testing.T) {
 	p := ports.Free(t)
-	h, err := New(Options{Policy: onConflict(t, port.OnConflictNext), Guests: []Guest{{
-		Name: "vm", Dial: func(context.Context) (link.Session, error) { return nil, errors.New("not dialled") },
-	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.guests[0].withdraw()
-		h.commit(context.Background())
-	})
+	h := idle(t, Options{Policy: onConflict(t, port.OnConflictNext)}, "vm")
 	g, k := h.guests[0], key(port.TCP, lan, p)
-	var first []wire.Publication
+	var first []port.Fact
 	for i := range uint16(3) { // they take precedence
 		first = append(first, pub(key(port.TCP, any4, p+i)))
 	}
 	tried := func(limit int) move {
 		t.Helper()
 		g.limits.moves = rate.NewLimiter(0, limit)
-		g.h.mu.Lock()
-		g.put(wire.Publication{Key: k, Host: []netip.AddrPort{at(lo4, p)}, Source: fmt.Sprint(limit)})
-		g.h.commit(t.Context())
-		g.h.mu.Unlock()
-		return h.moved[ID{"vm", k}]
+		if err := g.applyWanted(t.Context(), change(2, port.Fact{Key: k, Source: fmt.Sprint(limit), Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at(lo4, p)}}})); err != nil {
+			t.Fatal(err)
+		}
+		return h.state.moved[ID{"vm", k}]
 	}
 	if err := g.applyWanted(t.Context(), whole(1, first...)); err != nil {
 		t.Fatal(err)
@@ -477,7 +344,7 @@ func TestMovesOfAGuestAreLimited(t *testing.T) {
 	if m := tried(2); m != (move{}) {
 		t.Errorf("moved to %d by two tries", m.Port)
 	}
-	if o := g.pubs[k].outcomes(); len(o) != 1 || o[0].State != port.Conflict || o[0].HostAddress.Port() != p {
+	if o := g.state.pubs[k].outcomes(); len(o) != 1 || o[0].State != port.Conflict || o[0].HostAddress.Port() != p {
 		t.Errorf("%+v", o)
 	}
 	if m := tried(maxTries); m.Wanted != p || m.Port < p+3 {

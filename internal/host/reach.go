@@ -70,15 +70,15 @@ var (
 	errWider = errors.New("not open at this address by the host's rules")
 )
 
-// claimFor returns the claim by which a connection may reach a publication now, and whether
+// targetOf returns the target of a connection that may reach a publication now, and whether
 // the publication is open for a time only. Whether a listener of its own is open does not
 // count. From the loopback each publication that the rules open can be reached, from
 // elsewhere those that the rules open there.
-func (h *Host) claimFor(r *Reach) (c *claim, exposed bool, err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (h *Host) targetOf(r *Reach) (c *target, exposed bool, err error) {
+	l := h.lock()
+	defer l.unlock()
 	var pub *publication
-	for _, g := range h.guests {
+	for _, g := range l.guests {
 		if g.name == r.ID.Guest {
 			pub = g.pubs[r.ID.Key]
 		}
@@ -90,12 +90,12 @@ func (h *Host) claimFor(r *Reach) (c *claim, exposed bool, err error) {
 		return nil, false, fmt.Errorf("%w: %s", errPending, pub.denied.Reason)
 	case pub.denied != nil:
 		return nil, false, errDenied
-	case !pub.wire.Owner.Same(r.Owner):
+	case !pub.fact.Owner.Same(r.Owner):
 		return nil, false, errOwner
 	}
 	for _, c := range pub.claims {
 		if r.At.Addr().IsLoopback() || claims.Overlap(c.addr, netip.AddrPortFrom(r.At.Addr(), c.addr.Port())) {
-			return c, !pub.exposed.IsZero(), nil
+			return &c.target, !pub.exposed.IsZero(), nil
 		}
 	}
 	return nil, false, errWider
@@ -103,7 +103,7 @@ func (h *Host) claimFor(r *Reach) (c *claim, exposed bool, err error) {
 
 // Reachable returns why a publication cannot be reached, by what is known now.
 func (h *Host) Reachable(r Reach) error {
-	_, _, err := h.claimFor(&r)
+	_, _, err := h.targetOf(&r)
 	return err
 }
 
@@ -120,7 +120,7 @@ type reached struct {
 // reach opens a flow, and returns the context that ends when it is to end: with life, or by
 // the rules. ctx bounds the attempt.
 func (h *Host) reach(ctx, life context.Context, r *Reach) (*reached, context.Context, error) {
-	c, exposed, err := h.claimFor(r)
+	c, exposed, err := h.targetOf(r)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -135,7 +135,7 @@ func (h *Host) reach(ctx, life context.Context, r *Reach) (*reached, context.Con
 	h.stats.tcp.Add(1)
 	out := &reached{h: h, flow: f, trace: h.trace(c, r.Peer)}
 	// A denial between the first look and Begin did not find the flow in the book.
-	if _, _, err = h.claimFor(r); err == nil {
+	if _, _, err = h.targetOf(r); err == nil {
 		attempt, cancel := context.WithCancelCause(life)
 		given := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 		out.Stream, err = h.stream(attempt, c, r.Peer, r.At)
@@ -143,7 +143,7 @@ func (h *Host) reach(ctx, life context.Context, r *Reach) (*reached, context.Con
 		cancel(nil)
 	}
 	if err == nil { // what was dialled may be another server's by now
-		if _, _, err = h.claimFor(r); err != nil {
+		if _, _, err = h.targetOf(r); err != nil {
 			_ = out.Stream.Reset()
 		}
 	}
@@ -245,14 +245,10 @@ func (r *reached) finish(end func() error, why error) error {
 // Listen opens a listener of this program at an address of TCP, in the way of those of
 // publications: not where another program already serves it, on any system.
 func (h *Host) Listen(ctx context.Context, at netip.AddrPort) (net.Listener, error) {
-	if v, ok := h.opt.Holders.(Vetter); ok && v.Taken(ctx, Socket{port.TCP, at}) {
+	if v, ok := h.opt.Holders.(Vetter); ok && v.Vet()(Socket{port.TCP, at}) {
 		return nil, errTaken
 	}
-	network := "tcp6"
-	if at.Addr().Is4() {
-		network = "tcp4"
-	}
-	return h.opt.Network.Listen(ctx, network, at.String())
+	return h.opt.Network.Listen(ctx, network(port.TCP, at), at.String())
 }
 
 // WhyNot explains why this program cannot listen at an address that flag names.

@@ -22,7 +22,7 @@ import (
 var web = port.Owner{Kind: port.OwnerContainer, ID: "1", Name: "web"}
 
 // ownedBy returns a publication of an owner.
-func ownedBy(k port.Key, o port.Owner, hosts ...netip.AddrPort) wire.Publication {
+func ownedBy(k port.Key, o port.Owner, hosts ...netip.AddrPort) port.Fact {
 	p := pub(k, hosts...)
 	p.Owner = o
 	return p
@@ -262,9 +262,7 @@ func TestHeldAddresses(t *testing.T) {
 	if !refused(t, at(lo4, k.Port)) {
 		t.Error("the port is open")
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if next := h.retries.Next(); !next.IsZero() && next.Before(time.Now().Add(conflictMax)) {
+	if next := h.next(); !next.IsZero() && next.Before(time.Now().Add(conflictMax)) {
 		t.Errorf("it is tried again at %s", next)
 	}
 }

@@ -5,6 +5,7 @@ package host
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -13,11 +14,9 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/claims"
-	"github.com/fairlead/fairlead/internal/compact"
 	"github.com/fairlead/fairlead/internal/forwards"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 const (
@@ -33,18 +32,18 @@ const (
 	besideMax   = 10 * time.Minute
 )
 
-// publication is what one guest asks for. All is guarded by Host.mu; guest and
-// Key never change.
+// publication is what one guest asks for. guest and Key never change.
 type publication struct {
-	guest *guest
+	guest *lockedGuest
 	port.Key
-	wire   wire.Publication
-	claims []*claim      // one per host address, in the policy's order
-	denied *port.Outcome // instead of claims
-	tries  int           // other ports that were tried since the last decision about it
+	fact   *port.Fact     // immutable
+	claims []*claim       // one per host address, in the policy's order
+	denied *port.Outcome  // instead of claims
+	kept   *chan struct{} // see target.kept; nil if the publication is not kept
+	tries  int            // other ports that were tried since the last decision about it
 
 	onConflict port.OnConflict
-	exposed    time.Time // see Publication.Exposed
+	exposed    time.Time // see Row.Exposed
 	since      time.Time
 }
 
@@ -71,35 +70,75 @@ func (p *publication) covered(c *claim) bool {
 	})
 }
 
-func (p *publication) view() Publication {
-	wish := p.wire.Wish()
-	return Publication{
-		ID: p.id(), Owner: p.wire.Owner, Source: p.wire.Source, Demands: p.wire.Demands,
-		OwnerPending: p.wire.OwnerPending, Label: wish.Ref(), Alias: wish.Alias,
-		Asked: p.wire.Host, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed, Lost: p.guest.away || p.guest.kept.has(p.Key),
+func (p *publication) view() Row {
+	return Row{
+		Guest: p.guest.name, Fact: p.fact, Outcomes: p.outcomes(), Since: p.since, Exposed: p.exposed,
+		Lost: p.guest.away || p.kept != nil,
 	}
 }
 
-// claim is one publication's wish for one host address. guest, key and addr never
-// change; the rest changes under Host.mu.
-type claim struct {
+// wanted returns the addresses that a decision gives the publication, each once.
+func (p *publication) wanted(d port.Decision) (out []netip.AddrPort) {
+	for _, a := range d.Host {
+		a = netip.AddrPortFrom(a.Addr().Unmap(), p.portFor(a.Port()))
+		if d.Allow && a.Addr().IsValid() && !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// deny notes why the publication has no claims, a zero reason if it has some.
+func (p *publication) deny(reason port.Reason, pending bool) {
+	if reason.IsZero() {
+		p.denied = nil
+		return
+	}
+	if p.denied != nil && p.denied.Reason == reason {
+		return
+	}
+	p.guest.h.changed[p] = struct{}{}
+	p.denied = &port.Outcome{State: port.Denied, Reason: reason, Since: time.Now()}
+	if pending {
+		p.denied.State = port.Pending
+	}
+}
+
+// target is where connections to the address of a claim are led. It needs no lock.
+type target struct {
 	guest *guest
 	key   port.Key
 	addr  netip.AddrPort
-	names []string // by which pub was asked for when the claim was made; nil if it is there by itself
+	names []string                      // by which the port was asked for when the claim was made; nil if it is there by itself
+	gone  atomic.Bool                   // the claim has ended
+	kept  atomic.Pointer[chan struct{}] // closed when the publication is not kept any more; nil if it never was
+}
 
+// isOf reports whether a target leads to the server of a port that has these names now: one
+// of those that it was asked for by is the same.
+func (t *target) isOf(names []string) bool {
+	return len(t.names) == 0 || slices.ContainsFunc(t.names, func(d string) bool { return slices.Contains(names, d) })
+}
+
+// claim is one publication's wish for one host address.
+type claim struct {
+	target
 	pub      *publication
-	admitted bool // within the guest's limit
-	gone     atomic.Bool
+	admitted bool  // within the guest's limit
 	place    int   // in group.claims
 	slot     *slot // of a claim of any free port
 	outcome  port.Outcome
 }
 
-// isOf reports whether the server of a claim is still that of a publication at its address: if the
-// claim was made for what is asked for by name, one of the names is the same. h.mu is held.
-func (c *claim) isOf(pub *publication) bool {
-	return len(c.names) == 0 || slices.ContainsFunc(c.names, func(d string) bool { return slices.Contains(pub.wire.Demands, d) })
+func newClaim(pub *publication, addr netip.AddrPort) *claim {
+	c := &claim{pub: pub}
+	c.kept.Store(pub.kept)
+	c.guest, c.key, c.addr = pub.guest.guest, pub.Key, addr
+	if pub.fact.Source == port.SourceDemand {
+		c.names = pub.fact.Demands()
+	}
+	c.outcome = port.Outcome{State: port.Pending, HostAddress: addr, Since: time.Now()}
+	return c
 }
 
 // holds is why a claim of a guest does not get what overlaps an address that this one has.
@@ -108,14 +147,14 @@ func (c *claim) holds(at netip.AddrPort, from *guest) port.Reason {
 	if c.guest != from {
 		code = port.HeldByRival
 	}
-	return port.Because(code, at.String(), claims.Name(c.key, c.guest.name, c.pub.wire.Owner))
+	return port.Because(code, at.String(), claims.Name(c.key, c.guest.name, c.pub.fact.Owner))
 }
 
 func (c *claim) set(state port.State, addr netip.AddrPort, reason port.Reason) {
 	if state == port.Active {
 		reason = c.pub.note(addr)
 	}
-	o := port.Outcome{Key: c.key, State: state, HostAddress: addr, Reason: reason}
+	o := port.Outcome{State: state, HostAddress: addr, Reason: reason}
 	if c.gone.Load() || c.outcome.Equal(o) {
 		return
 	}
@@ -123,11 +162,11 @@ func (c *claim) set(state port.State, addr netip.AddrPort, reason port.Reason) {
 	if o.State != c.outcome.State || o.HostAddress != c.outcome.HostAddress {
 		o.Since = time.Now()
 		// At debug level, because the guest decides how often this happens.
-		c.guest.log.Debug("port changed", "publication", c.key, "state", state, "owner", c.pub.wire.Owner.Name,
+		c.guest.log.Debug("port changed", "publication", c.key, "state", state, "owner", c.pub.fact.Owner.Name,
 			"at", addr, "reason", reason)
 	}
 	c.outcome = o
-	c.guest.h.changed[c.pub] = struct{}{}
+	c.pub.guest.h.changed[c.pub] = struct{}{}
 }
 
 // groupKey names host addresses that can overlap: a wildcard takes its port on all
@@ -141,8 +180,7 @@ func (c *claim) group() groupKey {
 	return groupKey{port.Slot{Protocol: c.key.Protocol, Port: c.addr.Port()}, c.addr.Addr().Is4()}
 }
 
-// group is the claims to one port, and the addresses that they are given. Guarded by
-// Host.mu.
+// group is the claims to one port, and the addresses that they are given.
 type group struct {
 	key    groupKey
 	claims []*claim
@@ -179,13 +217,14 @@ func (g *group) at(ip netip.Addr) *slot {
 }
 
 // join enters a claim that is within the limit.
-func (h *Host) join(ctx context.Context, c *claim) {
+func (h *locked) join(c *claim) {
 	c.admitted = true
 	c.set(port.Pending, c.addr, port.Reason{})
 	if c.addr.Port() == 0 {
 		c.slot = h.newSlot(c.key.Protocol, c.addr)
-		c.slot.winner.Store(c)
-		c.slot.open(ctx)
+		h.anyPort[c.slot] = struct{}{}
+		c.slot.serve(c, nil)
+		c.slot.open()
 		return
 	}
 	k := c.group()
@@ -201,22 +240,8 @@ func (h *Host) join(ctx context.Context, c *claim) {
 	h.touched[g] = struct{}{}
 }
 
-// leave ends a claim.
-func (h *Host) leave(c *claim) {
-	if c.gone.Swap(true) || !c.admitted {
-		return
-	}
-	if c.slot != nil {
-		c.slot.close()
-		return
-	}
-	g := h.groups[c.group()]
-	g.drop(c)
-	h.touched[g] = struct{}{}
-}
-
 // touch has the addresses that a publication claims decided again: its owner changed.
-func (h *Host) touch(p *publication) {
+func (h *locked) touch(p *publication) {
 	for _, c := range p.claims {
 		if g := h.groups[c.group()]; g != nil && c.admitted && c.slot == nil {
 			h.touched[g] = struct{}{}
@@ -224,33 +249,17 @@ func (h *Host) touch(p *publication) {
 	}
 }
 
-// commit ends a step: it admits claims up to the limit, decides what was touched, moves
-// what rules move on a conflict, and publishes the result. h.mu is held.
-func (h *Host) commit(ctx context.Context) {
-	h.renew()
-	for again := true; again; again = h.move() {
-		for _, g := range h.guests {
-			g.admit(ctx)
-		}
-		for g := range h.touched {
-			g.decide(ctx, h)
-		}
-		h.touched = compact.Clear(h.touched)
-	}
-	h.publish()
-}
-
 // decide gives each host address to one claim. If the wildcard turns out not to be
 // available, narrower addresses of its server are opened instead.
-func (g *group) decide(ctx context.Context, h *Host) {
-	g.assign(ctx, h)
+func (g *group) decide(h *locked) {
+	g.assign(h)
 	s := g.wildcard()
 	switch {
 	case s == nil || !s.failed:
 	case !s.beside:
 		s.beside = true
-		if g.assign(ctx, h); len(g.slots) > 1 {
-			s.plan(&s.trouble().rare)
+		if g.assign(h); len(g.slots) > 1 {
+			s.later(&s.trouble().rare, besideMax)
 		} else {
 			s.beside = false
 		}
@@ -258,7 +267,7 @@ func (g *group) decide(ctx context.Context, h *Host) {
 		s.beside = false
 		s.trouble().rare.Reset()
 		s.trouble().pause.Reset()
-		s.open(ctx)
+		s.open()
 	}
 }
 
@@ -271,18 +280,8 @@ func (g *group) wildcard() *slot {
 	return nil
 }
 
-// retry tries again to open s.
-func (h *Host) retry(ctx context.Context, s *slot) {
-	if !s.beside {
-		s.open(ctx)
-		return
-	}
-	s.failed, s.beside = false, false // decide tries it before narrower addresses
-	h.touched[h.groups[groupKey{port.Slot{Protocol: s.protocol, Port: s.addr.Port()}, s.addr.Addr().Is4()}]] = struct{}{}
-}
-
 // assign gives each host address to one claim; see package claims.
-func (g *group) assign(ctx context.Context, h *Host) {
+func (g *group) assign(h *locked) {
 	all := g.claims
 	winners := make(map[netip.Addr]*claim)
 	served := make(map[*claim][]*claim)
@@ -305,7 +304,7 @@ func (g *group) assign(ctx context.Context, h *Host) {
 		return lost
 	})
 	for ip, c := range winners {
-		g.give(ctx, h, ip, c, served[c])
+		g.give(h, ip, c, served[c])
 	}
 	if len(g.claims) == 0 {
 		delete(h.groups, g.key)
@@ -315,72 +314,67 @@ func (g *group) assign(ctx context.Context, h *Host) {
 // asked returns the claims as package claims wants them. It forgets the guests
 // that have none left.
 func (g *group) asked(all []*claim) []claims.Claim {
-	has := make(map[*guest]bool)
-	for _, c := range all {
-		has[c.guest] = true
-	}
-	g.guests = slices.DeleteFunc(g.guests, func(v *guest) bool { return !has[v] })
+	g.guests = slices.DeleteFunc(g.guests, func(v *guest) bool {
+		return !slices.ContainsFunc(all, func(c *claim) bool { return c.guest == v })
+	})
 	out := make([]claims.Claim, 0, len(all))
 	for _, c := range all {
-		w := &c.pub.wire
+		w := c.pub.fact
 		s := g.at(c.addr.Addr())
-		standing := claims.StandingOf(c.key, c.addr, len(w.Demands) > 0)
+		standing := claims.StandingOf(c.key, c.addr, len(w.Demands()) > 0)
 		if !c.pub.instead(c.addr.Port()).IsZero() {
 			standing = claims.Moved
 		}
 		out = append(out, claims.Claim{
-			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Rule: w.Rule, Host: c.addr,
-			Unavailable: s != nil && s.beside, Kept: c.guest.kept.has(c.key),
+			Guest: slices.Index(g.guests, c.guest), Key: c.key, Owner: w.Owner, Target: w.Target, Host: c.addr,
+			Unavailable: s != nil && s.beside, Kept: c.pub.kept != nil,
 			Standing: standing,
 			// A rule of this host that gives the port another number is its own word.
-			Yields: w.Wish().Yields && slices.ContainsFunc(w.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
+			Yields: w.Decision.Yields && slices.ContainsFunc(w.Decision.Host, func(a netip.AddrPort) bool { return a.Port() == c.addr.Port() }),
 		})
 	}
 	return out
 }
 
 // give has c served at an address, and others by it.
-func (g *group) give(ctx context.Context, h *Host, ip netip.Addr, c *claim, others []*claim) {
+func (g *group) give(h *locked, ip netip.Addr, c *claim, others []*claim) {
 	i, ok := g.find(ip)
 	if !ok {
-		s := h.newSlot(g.key.Protocol, c.addr)
-		g.slots = slices.Insert(g.slots, i, s)
-		s.winner.Store(c)
-		s.shared = others
-		s.open(ctx)
-		return
+		g.slots = slices.Insert(g.slots, i, h.newSlot(g.key.Protocol, c.addr))
 	}
 	s := g.slots[i]
-	if old := s.winner.Swap(c); old != c && s.udp != nil {
-		s.udp.retarget(c)
+	s.serve(c, others)
+	if s.listener == nil && !s.failed { // it is new, or to be tried again
+		s.open()
+	} else {
+		s.show()
 	}
-	s.shared = others
-	if s.listener == nil && !s.failed { // to be tried again
-		s.open(ctx)
-		return
-	}
-	s.show()
 }
 
-// slot is one host address that some claim is given. h, protocol and addr never
-// change, winner changes under Host.mu; the rest is guarded by Host.mu.
-type slot struct {
+// door is a slot as its connections see it. It needs no lock.
+type door struct {
 	h        *Host
 	protocol port.Protocol
-	tried    uint16 // the number that was tried last: of any free port 0, or that of the other family
+	closed   atomic.Bool // set by steps alone
 	addr     netip.AddrPort
-	winner   atomic.Pointer[claim] // never nil once open
-	shared   []*claim              // others that the winner serves
+	to       atomic.Pointer[target] // of the winner, never nil once open
+}
+
+// slot is one host address that some claim is given.
+type slot struct {
+	door
+	h      *locked
+	winner *claim   // never nil once open
+	shared []*claim // others that the winner serves
 
 	listener io.Closer // nil when not open
-	udp      *udpPort  // the listener, if it is one
 	bound    netip.AddrPort
-	state    port.State
 	reason   port.Reason
 	past     *trouble // nil if no attempt has failed since it was open; see trouble
-	failed   bool     // the last attempt failed
-	beside   bool     // so narrower addresses are opened beside it; only of a wildcard
-	closed   bool
+	tried    uint16   // the number that was tried last: of any free port 0, or that of the other family
+	state    port.State
+	failed   bool // the last attempt failed
+	beside   bool // so narrower addresses are opened beside it; only of a wildcard
 }
 
 // trouble is what a slot keeps of attempts that failed. Few slots have any.
@@ -393,25 +387,43 @@ type trouble struct {
 	kind     listenError      // of the last attempt
 }
 
-func (h *Host) newSlot(protocol port.Protocol, addr netip.AddrPort) *slot {
-	s := &slot{h: h, protocol: protocol, addr: addr, tried: addr.Port(), state: port.Pending}
-	if addr.Port() == 0 {
-		h.anyPort[s] = struct{}{}
-	}
+func (h *locked) newSlot(protocol port.Protocol, addr netip.AddrPort) *slot {
+	s := &slot{h: h, tried: addr.Port(), state: port.Pending}
+	s.door.h, s.protocol, s.addr = h.Host, protocol, addr
 	return s
+}
+
+// serve gives the slot to a claim, which serves others as well.
+func (s *slot) serve(c *claim, others []*claim) {
+	old := s.winner
+	s.winner, s.shared = c, others
+	s.to.Store(&c.target)
+	if u, ok := s.listener.(*udpPort); ok && old != c {
+		u.retarget(&c.target)
+	}
+}
+
+// retry tries again to open s.
+func (s *slot) retry() {
+	if !s.beside {
+		s.open()
+		return
+	}
+	s.failed, s.beside = false, false // decide tries it before narrower addresses
+	s.h.touched[s.h.groups[s.winner.group()]] = struct{}{}
 }
 
 // trouble returns what s keeps of attempts that failed.
 func (s *slot) trouble() *trouble {
 	if s.past == nil {
-		s.past = &trouble{rare: schedule.Backoff{Min: besideFirst, Max: besideMax}}
+		s.past = &trouble{pause: schedule.Backoff{Min: retryFirst}, rare: schedule.Backoff{Min: besideFirst}}
 	}
 	return s.past
 }
 
 // open tries to listen, and plans the next attempt if that fails.
-func (s *slot) open(ctx context.Context) {
-	if s.closed || s.listener != nil {
+func (s *slot) open() {
+	if s.closed.Load() || s.listener != nil {
 		return
 	}
 	s.tried = s.number()
@@ -421,49 +433,35 @@ func (s *slot) open(ctx context.Context) {
 		s.show()
 		return
 	}
-	err := s.listen(ctx)
+	err := s.listen(s.h.ctx)
 	s.failed = err != nil
-	if err == nil {
+	switch {
+	case err == nil:
 		s.beside, s.past = false, nil
 		s.state, s.reason = port.Active, port.Reason{}
 		s.h.stats.listeners.Add(1)
-		s.show()
+	case s.h.ctx.Err() != nil:
 		return
+	default:
+		limit := s.explain(err)
+		s.later(&s.past.pause, limit)
 	}
-	if ctx.Err() != nil {
-		return
-	}
-	limit := failureMax
+	s.show()
+}
+
+// explain says why an attempt to listen failed, has the holder of the address looked up where
+// there may be one, and returns the longest wait until the next attempt.
+func (s *slot) explain(err error) time.Duration {
 	t := s.trouble()
 	if kind := kindOf(err); kind != t.kind { // what was found out explains another error
 		t.kind, t.why, t.asked = kind, port.Reason{}, time.Time{}
 	}
 	switch t.kind {
 	case inUse:
-		limit = conflictMax
-		s.h.stats.conflicts.Add(1)
-		if by := s.h.heldByUs(s); by != nil {
-			t.why, t.asked = port.Reason{}, time.Time{}
-			s.state, s.reason = port.Conflict, by.winner.Load().holds(by.bound, s.winner.Load().guest)
-			break
-		}
-		s.state, s.reason = t.whyState, t.why
-		if t.why.IsZero() {
-			s.state, s.reason = port.Conflict, port.Because(port.InUse, s.at().String())
-		}
-		s.findHolder()
+		s.conflict(t)
+		return conflictMax
 	case forbidden:
-		c := s.winner.Load()
-		demand := ""
-		if list := c.pub.wire.Demands; len(list) > 0 {
-			demand = list[0]
-		}
-		guest := ""
-		if len(s.h.opt.Guests) > 1 {
-			guest = c.guest.name
-		}
-		run := "run " + forwards.Elsewhere(c.key.Slot(), demand, guest, s.at().Port())
-		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.at().String(), forbiddenHint(s.at(), run))))
+		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.at().String(), forbiddenHint(s.at(), s.elsewhere()))))
 		if forbiddenHasHolder {
 			s.findHolder()
 		}
@@ -472,8 +470,34 @@ func (s *slot) open(ctx context.Context) {
 	default:
 		s.fail(port.Because(port.SystemFailed, err.Error()))
 	}
-	s.retryIn(limit)
-	s.show()
+	return failureMax
+}
+
+// conflict says that another socket has the address.
+func (s *slot) conflict(t *trouble) {
+	s.h.stats.conflicts.Add(1)
+	if by := s.h.heldByUs(s); by != nil {
+		t.why, t.asked = port.Reason{}, time.Time{}
+		s.state, s.reason = port.Conflict, by.winner.holds(by.bound, s.winner.guest)
+		return
+	}
+	s.state, s.reason = t.whyState, t.why
+	if t.why.IsZero() {
+		s.state, s.reason = port.Conflict, port.Because(port.InUse, s.at().String())
+	}
+	s.findHolder()
+}
+
+// elsewhere returns the command by which the user gets the port at another address.
+func (s *slot) elsewhere() string {
+	demand, guest := "", ""
+	if list := s.winner.pub.fact.Demands(); len(list) > 0 {
+		demand = list[0]
+	}
+	if len(s.h.guests) > 1 {
+		guest = s.winner.guest.name
+	}
+	return "run " + forwards.Elsewhere(s.winner.key.Slot(), demand, guest, s.at().Port())
 }
 
 // at returns the address that was tried last.
@@ -485,7 +509,7 @@ func (s *slot) number() uint16 {
 	if s.addr.Port() != 0 || s.failed {
 		return s.addr.Port()
 	}
-	p := s.winner.Load().pub
+	p := s.winner.pub
 	open := slices.Clone(p.claims)
 	if o := p.otherFamily(); o != nil {
 		open = append(open, o.claims...)
@@ -501,15 +525,9 @@ func (s *slot) number() uint16 {
 	return 0
 }
 
-// retryIn plans the next attempt, after limit at the latest.
-func (s *slot) retryIn(limit time.Duration) {
-	pause := &s.trouble().pause
-	pause.Min, pause.Max = retryFirst, limit
-	s.plan(pause)
-}
-
-// plan plans the next attempt after a pause.
-func (s *slot) plan(pause *schedule.Backoff) {
+// later plans the next attempt after a pause, which is limit at most.
+func (s *slot) later(pause *schedule.Backoff, limit time.Duration) {
+	pause.Max = limit
 	s.h.retries.Set(s, time.Now().Add(pause.Next()))
 	s.h.timers.Notify()
 }
@@ -528,34 +546,47 @@ func (s *slot) fail(reason port.Reason) {
 	s.state, s.reason = port.Failed, reason
 }
 
-// network returns name with the family of the slot: a :: listener takes IPv6 only.
-func (s *slot) network() string {
-	if s.addr.Addr().Is4() {
-		return s.protocol.String() + "4"
+// network returns a protocol with the family of an address: a :: listener takes IPv6 only.
+func network(p port.Protocol, at netip.AddrPort) string {
+	if at.Addr().Is4() {
+		return p.String() + "4"
 	}
-	return s.protocol.String() + "6"
+	return p.String() + "6"
 }
 
 func (s *slot) listen(ctx context.Context) error {
-	if v, ok := s.h.opt.Holders.(Vetter); ok && s.at().Port() != 0 && v.Taken(ctx, Socket{s.protocol, s.at()}) {
+	if s.h.taken != nil && s.at().Port() != 0 && s.h.taken(Socket{s.protocol, s.at()}) {
 		return errTaken
 	}
+	name := network(s.protocol, s.addr)
 	if s.protocol == port.UDP {
-		pc, err := s.h.opt.Network.ListenPacket(ctx, s.network(), s.at().String())
+		pc, err := s.h.opt.Network.ListenPacket(ctx, name, s.at().String())
 		if err != nil {
 			return err
 		}
-		p := newUDPPort(s, pc)
-		s.listener, s.udp, s.bound = p, p, addrOf(pc.LocalAddr(), s.at())
+		p := newUDPPort(&s.door, pc)
+		s.listener, s.bound = p, addrOf(pc.LocalAddr(), s.at())
 		s.h.wg.Go(func() { p.run(ctx) })
 		return nil
 	}
-	ln, err := s.h.opt.Network.Listen(ctx, s.network(), s.at().String())
+	ln, err := s.h.opt.Network.Listen(ctx, name, s.at().String())
 	if err != nil {
 		return err
 	}
 	s.listener, s.bound = s.accept(ctx, ln), addrOf(ln.Addr(), s.at())
 	return nil
+}
+
+// accept serves the connections of a TCP listener until that is closed, by closing what
+// accept returns.
+func (s *slot) accept(ctx context.Context, ln net.Listener) io.Closer {
+	d := &s.door
+	carry := func(conn net.Conn) { d.carry(ctx, conn) }
+	died := func(listener io.Closer, err error) {
+		defer d.h.lock().unlock()
+		s.died(listener, fmt.Errorf("accept: %w", err))
+	}
+	return s.h.acceptor.Start(ctx, ln, s.h.wg.Go, carry, died)
 }
 
 // show reports the slot's state for its winner, and for the claims that the winner
@@ -565,7 +596,7 @@ func (s *slot) show() {
 	if s.listener != nil {
 		addr = s.bound
 	}
-	s.winner.Load().set(s.state, addr, s.reason)
+	s.winner.set(s.state, addr, s.reason)
 	for _, c := range s.shared {
 		c.set(s.state, c.addr, s.reason)
 	}
@@ -573,10 +604,9 @@ func (s *slot) show() {
 
 // close stops listening; flows that run go on.
 func (s *slot) close() {
-	if s.closed {
+	if s.closed.Swap(true) {
 		return
 	}
-	s.closed = true
 	s.shut()
 	delete(s.h.anyPort, s)
 	s.h.retries.Cancel(s)
@@ -588,29 +618,27 @@ func (s *slot) shut() {
 		return
 	}
 	_ = s.listener.Close()
-	s.listener, s.udp = nil, nil
+	s.listener = nil
 	s.h.stats.listeners.Add(-1)
 }
 
-// died handles a listener that failed by itself. h.mu is not held.
-func (s *slot) died(ctx context.Context, listener io.Closer, err error) {
-	s.h.mu.Lock()
-	defer s.h.mu.Unlock()
-	if s.closed || s.listener != listener || ctx.Err() != nil {
+// died handles a listener that failed by itself.
+func (s *slot) died(listener io.Closer, err error) {
+	if s.closed.Load() || s.listener != listener || s.h.ctx.Err() != nil {
 		return
 	}
 	s.shut()
 	s.fail(port.Because(port.SystemFailed, err.Error()))
 	s.failed = true
-	s.trouble().pause.Reset()
-	s.retryIn(failureMax)
+	pause := &s.trouble().pause
+	pause.Reset()
+	s.later(pause, failureMax)
 	s.show()
-	s.h.publish()
 }
 
 // heldByUs returns the slot of ours that holds the address of s, if any. It can only
 // be one of any free port that was given the port that s wants.
-func (h *Host) heldByUs(s *slot) *slot {
+func (h *locked) heldByUs(s *slot) *slot {
 	for o := range h.anyPort {
 		if o != s && o.listener != nil && o.protocol == s.protocol && claims.Overlap(o.bound, s.at()) {
 			return o

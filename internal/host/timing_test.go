@@ -335,10 +335,7 @@ func TestNoTimerAtRest(t *testing.T) {
 		a.begins(snapshot(1, pub(k)))
 		h, stop := start(t, Options{Network: newMemory()}, a)
 		synctest.Wait()
-		h.mu.Lock()
-		next := h.next()
-		h.mu.Unlock()
-		if !next.IsZero() {
+		if next := h.next(); !next.IsZero() {
 			t.Errorf("something is due at %v", next)
 		}
 		stop()

@@ -34,7 +34,7 @@ var (
 
 // udpPort is one UDP listener. Each client is one flow.
 type udpPort struct {
-	s    *slot
+	d    *door
 	pc   *own.UDPConn
 	from *forward.Receiver // of pc
 
@@ -46,7 +46,7 @@ type udpPort struct {
 }
 
 type udpClient struct {
-	claim   *claim
+	to      *target
 	client  forward.Client
 	answers forward.Answers
 	at      *list.Element
@@ -67,8 +67,8 @@ type queued struct {
 	size  int
 }
 
-func newUDPPort(s *slot, pc *own.UDPConn) *udpPort {
-	return &udpPort{s: s, pc: pc, from: forward.NewReceiver(pc.UDPConn), clients: make(map[forward.Client]*udpClient)}
+func newUDPPort(d *door, pc *own.UDPConn) *udpPort {
+	return &udpPort{d: d, pc: pc, from: forward.NewReceiver(pc.UDPConn), clients: make(map[forward.Client]*udpClient)}
 }
 
 // Close stops listening and ends the flows of all clients.
@@ -82,12 +82,12 @@ func (p *udpPort) Close() error {
 	return p.pc.Close()
 }
 
-// retarget ends the flows that belong to another claim than c.
-func (p *udpPort) retarget(c *claim) {
+// retarget ends the flows that lead elsewhere than to a target.
+func (p *udpPort) retarget(to *target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, v := range p.clients {
-		if v.claim.guest != c.guest || v.claim.key != c.key {
+		if v.to.guest != to.guest || v.to.key != to.key {
 			p.drop(v, errMoved)
 		}
 	}
@@ -139,7 +139,7 @@ func (p *udpPort) receive(ctx context.Context) error {
 		p.queue(c, queued{rest, begun, n})
 		return nil
 	}
-	p.s.h.meter.AToB.Add(uint64(n))
+	p.d.h.meter.AToB.Add(uint64(n))
 	c.trace.Moved(trace.ToGuest, n, frame[forward.FrameHead:forward.FrameHead+n])
 	return nil
 }
@@ -181,7 +181,7 @@ func (p *udpPort) queue(c *udpClient, q queued) {
 		return // its flow ended meanwhile
 	}
 	if p.queued+len(q.frame) > portQueue || len(c.queue) == cap(c.queue) {
-		p.s.h.stats.dropped.Add(1)
+		p.d.h.stats.dropped.Add(1)
 		if q.begun { // the stream cannot go on after half a frame
 			p.drop(c, errStuck)
 		}
@@ -195,19 +195,19 @@ func (p *udpPort) queue(c *udpClient, q queued) {
 
 // enter begins the flow of a new client. p.mu is held.
 func (p *udpPort) enter(ctx context.Context, from forward.Client) *udpClient {
-	h, claim := p.s.h, p.s.winner.Load()
+	h, to := p.d.h, p.d.to.Load()
 	if len(p.clients) >= h.opt.MaxUDPClients {
 		h.stats.evicted.Add(1)
 		p.drop(p.recent.Back().Value.(*udpClient), errEvicted)
 	}
-	ctx, f := claim.guest.flows.Begin(ctx, claim.key)
+	ctx, f := to.guest.flows.Begin(ctx, to.key)
 	if f == nil {
 		h.stats.overLimit.Add(1)
 		return nil
 	}
 	c := &udpClient{
-		claim: claim, client: from, answers: forward.NewAnswers(p.pc.UDPConn, from), queue: make(chan queued, clientQueue),
-		flow: f, trace: h.trace(claim, from.Addr),
+		to: to, client: from, answers: forward.NewAnswers(p.pc.UDPConn, from), queue: make(chan queued, clientQueue),
+		flow: f, trace: h.trace(to, from.Addr),
 	}
 	c.idle = forward.NewIdle(h.opt.UDPIdle, func() { f.Reset(errIdle) })
 	c.at = p.recent.PushFront(c)
@@ -221,7 +221,7 @@ func (p *udpPort) enter(ctx context.Context, from forward.Client) *udpClient {
 		p.leave(c)
 		c.trace.End(err)
 		if !errors.Is(err, errIdle) && !errors.Is(err, net.ErrClosed) {
-			claim.guest.log.Debug("flow ended", "publication", claim.key, "peer", from.Addr, "err", err)
+			to.guest.log.Debug("flow ended", "publication", to.key, "peer", from.Addr, "err", err)
 		}
 	})
 	return c
@@ -244,7 +244,7 @@ func (p *udpPort) leave(c *udpClient) {
 
 // carry moves a client's datagrams both ways until its flow ends, and returns why.
 func (p *udpPort) carry(ctx context.Context, c *udpClient) error {
-	s, err := p.s.h.stream(ctx, c.claim, c.client.Addr, netip.AddrPort{})
+	s, err := p.d.h.stream(ctx, c.to, c.client.Addr, netip.AddrPort{})
 	if err != nil {
 		return err
 	}
@@ -284,7 +284,7 @@ func (p *udpPort) toGuest(ctx context.Context, c *udpClient, stream *link.Datagr
 			if err != nil {
 				return err
 			}
-			p.s.h.meter.AToB.Add(uint64(q.size))
+			p.d.h.meter.AToB.Add(uint64(q.size))
 			c.trace.Moved(trace.ToGuest, q.size, q.payload())
 		}
 	}
@@ -325,7 +325,7 @@ func (p *udpPort) reply(c *udpClient, stream *link.Datagrams) error {
 		return fmt.Errorf("link: %w", err)
 	}
 	c.idle.Touch()
-	p.s.h.meter.BToA.Add(uint64(n))
+	p.d.h.meter.BToA.Add(uint64(n))
 	c.trace.Moved(trace.ToHost, n, frame[:n])
 	if err := c.answers.Send(frame[:n]); errors.Is(err, net.ErrClosed) {
 		return err

@@ -23,9 +23,9 @@ var (
 
 // unpublishedMessage names ports of the first generation, or changes it.
 func unpublishedMessage(first bool, reason port.Reason, keys ...port.Key) wire.Frame {
-	var rows []wire.UnpublishedPort
+	var rows []port.Fact
 	for _, k := range keys {
-		rows = append(rows, wire.UnpublishedPort{Key: k, Rule: rule1, Reason: wire.FromReason(reason), Source: "socket"})
+		rows = append(rows, port.Fact{Key: k, Source: "socket", Decision: port.Decision{Rule: rule1, Reason: reason}})
 	}
 	f := wire.Frame{Table: "unpublished", Generation: 1, Put: rowsOf(rows...)}
 	if !first {
@@ -38,7 +38,7 @@ func unpublishedMessage(first bool, reason port.Reason, keys ...port.Key) wire.F
 func reasons(h *Host) map[uint16]string {
 	m := make(map[uint16]string)
 	for id, u := range h.Unpublished().View().All() {
-		m[id.Port] = u.Reason.String()
+		m[id.Port] = u.Decision.Reason.String()
 	}
 	return m
 }
@@ -65,11 +65,11 @@ type strictPolicy struct {
 	k port.Key
 }
 
-func (p strictPolicy) Host(_ string, pub port.Publication, asked []netip.AddrPort) port.Decision {
+func (p strictPolicy) Host(_ string, pub port.Publication, asked []netip.AddrPort) port.Ruling {
 	if pub.Key == p.k {
 		p.t.Errorf("the policy was asked about %s", pub.Key)
 	}
-	return port.Decision{Allow: true, Host: asked}
+	return port.Ruling{Decision: port.Decision{Allow: true, Host: asked}}
 }
 
 // Ports that a guest does not publish are shown with their reasons, and nothing is opened
@@ -140,9 +140,9 @@ func TestUnpublishedPortIsRemovedAndSentAgain(t *testing.T) {
 
 // A guest that sends more than it may is disconnected.
 func TestUnpublishedPortsAreLimited(t *testing.T) {
-	many := func(first uint16, n int) (ports []wire.UnpublishedPort) {
+	many := func(first uint16, n int) (ports []port.Fact) {
 		for i := range n {
-			ports = append(ports, wire.UnpublishedPort{Key: key(port.TCP, any4, first+uint16(i))})
+			ports = append(ports, port.Fact{Key: key(port.TCP, any4, first+uint16(i))})
 		}
 		return ports
 	}
@@ -169,13 +169,4 @@ func TestUnpublishedPortsAreLimited(t *testing.T) {
 			}
 		})
 	}
-}
-
-func newIdleHost(t *testing.T) *Host {
-	t.Helper()
-	h, err := New(Options{Network: newMemory()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
 }

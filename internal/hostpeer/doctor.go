@@ -127,7 +127,7 @@ func describeList(f *doctor.HostFacts, l status.List) {
 		in := func(s port.State) int {
 			return slices.IndexFunc(p.Outcomes, func(o status.Outcome) bool { return o.State == s })
 		}
-		slot := p.Key().Slot().String()
+		slot := p.Key.Slot().String()
 		if i := in(port.Conflict); i >= 0 { // others may get the program that has it
 			f.Conflicts = append(f.Conflicts, doctor.Conflict{Port: slot, Reason: p.Outcomes[i].Reason, Code: p.Outcomes[i].Code})
 		} else if i := in(port.Failed); i >= 0 && in(port.Active) < 0 { // a host may lack IPv6

@@ -44,7 +44,7 @@ func TestPortsThatAreNotOpen(t *testing.T) {
 	var f doctor.HostFacts
 	var l status.List
 	for i, state := range []port.State{port.Active, port.Pending, port.Denied, port.Conflict, port.Failed} {
-		l.Publications = append(l.Publications, status.Publication{Protocol: port.TCP, Port: 80 + uint16(i), Outcomes: []status.Outcome{{State: state, Reason: "why"}}})
+		l.Publications = append(l.Publications, status.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 80 + uint16(i)}}, Outcomes: []status.Outcome{{State: state, Reason: "why"}}})
 	}
 	describeList(&f, l)
 	if !slices.Equal(f.Conflicts, []doctor.Conflict{{Port: "83/tcp", Reason: "why"}}) || !slices.Equal(f.Failed, []doctor.Conflict{{Port: "84/tcp", Reason: "why"}}) {
@@ -105,11 +105,11 @@ func TestPartialConflict(t *testing.T) {
 	}
 	var f doctor.HostFacts
 	describeList(&f, status.List{Publications: []status.Publication{
-		{Protocol: port.TCP, Port: 80, State: port.Active, Outcomes: []status.Outcome{outcome(port.Active, "127.0.0.1:80"), outcome(port.Conflict, "[::1]:80")}},
-		{Protocol: port.TCP, Port: 81, State: port.Conflict, Outcomes: []status.Outcome{outcome(port.Conflict, "127.0.0.1:81"), outcome(port.Conflict, "[::1]:81")}},
-		{Protocol: port.TCP, Port: 82, State: port.Active, Outcomes: []status.Outcome{outcome(port.Active, "127.0.0.1:82"), outcome(port.Failed, "[::1]:82")}},
-		{Protocol: port.TCP, Port: 83, State: port.Failed, Outcomes: []status.Outcome{outcome(port.Failed, "127.0.0.1:83"), outcome(port.Failed, "[::1]:83")}},
-		{Protocol: port.TCP, Port: 84, State: port.Conflict, Outcomes: []status.Outcome{outcome(port.Failed, "127.0.0.1:84"), outcome(port.Conflict, "[::1]:84")}},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 80}}, State: port.Active, Outcomes: []status.Outcome{outcome(port.Active, "127.0.0.1:80"), outcome(port.Conflict, "[::1]:80")}},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 81}}, State: port.Conflict, Outcomes: []status.Outcome{outcome(port.Conflict, "127.0.0.1:81"), outcome(port.Conflict, "[::1]:81")}},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 82}}, State: port.Active, Outcomes: []status.Outcome{outcome(port.Active, "127.0.0.1:82"), outcome(port.Failed, "[::1]:82")}},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 83}}, State: port.Failed, Outcomes: []status.Outcome{outcome(port.Failed, "127.0.0.1:83"), outcome(port.Failed, "[::1]:83")}},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 84}}, State: port.Conflict, Outcomes: []status.Outcome{outcome(port.Failed, "127.0.0.1:84"), outcome(port.Conflict, "[::1]:84")}},
 	}})
 	want := []doctor.Conflict{{Port: "80/tcp", Reason: "about [::1]:80"}, {Port: "81/tcp", Reason: "about 127.0.0.1:81"}, {Port: "84/tcp", Reason: "about [::1]:84"}}
 	failed := []doctor.Conflict{{Port: "83/tcp", Reason: "about 127.0.0.1:83"}}

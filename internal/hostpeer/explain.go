@@ -48,25 +48,22 @@ func (p provider) Explain(ctx context.Context, q explain.Query) (explain.Report,
 		f.Unread = append(f.Unread, unread(g, names)...)
 	}
 	f.Unread = explain.UnreadAbout(f.Unread, q.Port)
-	asked := make(map[int]host.Publication) // by the index in f.Publications
+	asked := make(map[int]host.Row) // by the index in f.Publications
 	for _, pub := range p.host.View().All() {
 		for _, o := range pub.Outcomes {
-			f.HostPorts = append(f.HostPorts, port.Slot{Protocol: pub.Key.Protocol, Port: o.HostAddress.Port()})
+			f.HostPorts = append(f.HostPorts, port.Slot{Protocol: pub.Protocol, Port: o.HostAddress.Port()})
 		}
-		if pub.Key.Port != q.Port {
-			other := explain.OtherPort{Slot: pub.Key.Slot(), Guest: names[pub.Guest]}
+		if pub.Port != q.Port {
+			other := explain.OtherPort{Slot: pub.Slot(), Guest: names[pub.Guest]}
 			if leadsTo(pub, q.Port) && !slices.Contains(f.OtherPorts, other) {
 				f.OtherPorts = append(f.OtherPorts, other)
 			}
 			continue
 		}
-		e := explain.Publication{Publication: published(pub), Guest: pub.Guest, GuestName: names[pub.Guest], URL: p.url(&pub, p.namesOf(&pub))}
-		for _, o := range pub.Outcomes {
-			e.Outcomes = append(e.Outcomes, explain.Outcome{
-				Sink: "host", State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since,
-			})
+		e := explain.Publication{
+			Publication: publication(pub), Guest: pub.Guest, GuestName: names[pub.Guest], URL: p.url(&pub, p.namesOf(&pub)), Outcomes: outcomes(pub),
 		}
-		if q.Dial && pub.Key.Protocol == port.TCP && q.Protocol != port.UDP && !pub.Lost {
+		if q.Dial && pub.Protocol == port.TCP && q.Protocol != port.UDP && !pub.Lost {
 			if p.dials.Allow() {
 				asked[len(f.Publications)] = pub
 			} else {
@@ -82,18 +79,18 @@ func (p provider) Explain(ctx context.Context, q explain.Query) (explain.Report,
 	dials.Wait()
 	for _, u := range p.host.Unpublished().View().All() {
 		if u.Key.Port == q.Port {
-			f.Publications = append(f.Publications, explain.Publication{Publication: unpublished(u), Guest: u.Guest, GuestName: names[u.Guest]})
+			f.Publications = append(f.Publications, explain.Publication{Publication: publication(u), Guest: u.Guest, GuestName: names[u.Guest]})
 		}
 	}
 	return explain.Evaluate(f), nil
 }
 
 // dial has the guest dial the server of a publication, as for a client, and sends nothing.
-func (p provider) dial(ctx context.Context, pub host.Publication) explain.Dial {
+func (p provider) dial(ctx context.Context, pub host.Row) explain.Dial {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	at := netip.AddrPortFrom(port.Loopback(pub.Key.Address), pub.Key.Port)
-	flow, err := p.host.Dial(ctx, ctx, host.Reach{ID: pub.ID, Owner: pub.Owner, At: at})
+	at := netip.AddrPortFrom(port.Loopback(pub.Address), pub.Port)
+	flow, err := p.host.Dial(ctx, ctx, host.Reach{ID: pub.ID(), Owner: pub.Owner, At: at})
 	if err == nil {
 		_ = flow.Close()
 	}
@@ -119,7 +116,7 @@ func answer(ctx context.Context, err error) (d explain.Dial) {
 }
 
 // leadsTo reports whether a publication is open at a host port.
-func leadsTo(pub host.Publication, n uint16) bool {
+func leadsTo(pub host.Row, n uint16) bool {
 	return slices.ContainsFunc(pub.Outcomes, func(o port.Outcome) bool { return o.State == port.Active && o.HostAddress.Port() == n })
 }
 

@@ -24,7 +24,6 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/schedule"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // provider implements status.Provider; guests are the sources.
@@ -48,16 +47,16 @@ func (p provider) List() status.List {
 	}
 	others := p.host.Unpublished().View()
 	for _, u := range others.All() {
-		l.Publications = append(l.Publications, describeUnpublished(u, titles))
+		l.Publications = append(l.Publications, describe(u, titles))
 	}
 	if others.Len() > 0 {
-		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key().Compare(b.Key()) })
+		slices.SortStableFunc(l.Publications, func(a, b status.Publication) int { return a.Key.Compare(b.Key) })
 	}
 	return l
 }
 
 // row makes a row of a publication, with the names that lead to it. Titles are those of guests.
-func (p provider) row(pub host.Publication, titles map[string]string) status.Publication {
+func (p provider) row(pub host.Row, titles map[string]string) status.Publication {
 	row := describe(pub, titles)
 	row.Names = p.namesOf(&pub)
 	row.URL = p.url(&pub, row.Names)
@@ -65,7 +64,7 @@ func (p provider) row(pub host.Publication, titles map[string]string) status.Pub
 }
 
 // namesOf returns the names that lead to a publication.
-func (p provider) namesOf(pub *host.Publication) []string {
+func (p provider) namesOf(pub *host.Row) []string {
 	if p.names == nil {
 		return nil
 	}
@@ -74,15 +73,15 @@ func (p provider) namesOf(pub *host.Publication) []string {
 
 // url returns the URL of a port by the first of its names; over TLS by the one without its number,
 // as certificates have it.
-func (p provider) url(pub *host.Publication, list []string) string {
+func (p provider) url(pub *host.Row, list []string) string {
 	if p.names == nil || len(list) == 0 {
 		return ""
 	}
 	name := list[0]
-	if pub.Key.Port == route.TLSPort {
+	if pub.Port == route.TLSPort {
 		name = cmp.Or(p.names.Table().NameOf(route.PortOf(pub)), name)
 	}
-	return p.names.URL(name, pub.Key.Port)
+	return p.names.URL(name, pub.Port)
 }
 
 // report describes the names of ports, and whether they are served.
@@ -153,66 +152,46 @@ func (p provider) endpoint(id string) string {
 	return id
 }
 
-// describe makes a row of a publication. Names are those of guests.
-func describe(p host.Publication, names map[string]string) status.Publication {
-	outcomes := make([]status.Outcome, 0, len(p.Outcomes))
-	for _, o := range p.Outcomes {
-		outcomes = append(outcomes, status.DescribeOutcome("host", o))
-	}
-	row := status.Describe(published(p), outcomes)
-	row.Guest, row.GuestName, row.Lost = p.Guest, names[p.Guest], p.Lost
+// describe makes a row of a port. Names are those of guests.
+func describe(r host.Row, names map[string]string) status.Publication {
+	row := status.Describe(publication(r), outcomes(r))
+	row.Guest, row.GuestName, row.Lost, row.Unpublished = r.Guest, names[r.Guest], r.Lost, !r.Decision.Allow
 	if slices.ContainsFunc(row.HostAddresses, func(a netip.AddrPort) bool { return !a.Addr().IsLoopback() }) {
-		row.ExposedUntil = p.Exposed.UTC() // else the addresses that it is exposed at are not open
+		row.ExposedUntil = r.Exposed.UTC() // else the addresses that it is exposed at are not open
 	}
 	return row
 }
 
-// published returns a guest's publication as the host opens it.
-func published(p host.Publication) port.Publication {
-	hosts := make([]netip.AddrPort, len(p.Outcomes))
-	for i, o := range p.Outcomes {
-		hosts[i] = o.HostAddress
-	}
-	d := port.Decision{Allow: true, Host: hosts, Rule: p.Label}
-	d.SetLabels(port.Labels{Alias: p.Alias})
-	return port.Publication{
-		Key: p.Key, Owner: p.Owner, Since: p.Since, Origins: origins(p), Decision: d,
-	}
-}
-
-// origins are those that the host knows: the first, and what it was asked for by.
-func origins(p host.Publication) []port.OriginInfo {
-	list := wire.DemandOrigins(p.Demands)
-	if p.Source != port.SourceDemand || len(list) == 0 {
-		list = append([]port.OriginInfo{{Origin: port.Origin{Source: p.Source}}}, list...)
-	}
-	for i := range list {
-		list[i].Since = p.Since
+// outcomes are those of the only sink that a host has.
+func outcomes(r host.Row) (list []port.SinkOutcome) {
+	for _, o := range r.Outcomes {
+		list = append(list, port.SinkOutcome{Sink: "host", Outcome: o})
 	}
 	return list
 }
 
-// describeUnpublished makes a row of a port that its guest does not publish.
-func describeUnpublished(u host.Unpublished, names map[string]string) status.Publication {
-	row := status.Describe(unpublished(u), nil)
-	row.Guest, row.GuestName, row.Unpublished = u.Guest, names[u.Guest], true
-	return row
-}
-
-// unpublished returns the port with the decision that the agent reported.
-func unpublished(u host.Unpublished) port.Publication {
-	return port.Publication{
-		Key: u.Key, Owner: u.Owner, Since: u.Since,
-		Origins:  origins(host.Publication{Source: u.Source, Demands: u.Demands, Since: u.Since}),
-		Decision: port.Decision{Rule: u.Rule, Reason: u.Reason},
+// publication returns a port as far as the host knows it. Its origins are the first, and what it
+// was asked for by.
+func publication(r host.Row) port.Publication {
+	p := port.Publication{Fact: *r.Fact, Since: r.Since}
+	add := func(o port.Origin, detail string) {
+		p.Origins = append(p.Origins, port.OriginInfo{Origin: o, Detail: port.NewDetail(detail), Since: r.Since})
 	}
+	demands := r.Demands()
+	if r.Source != port.SourceDemand || len(demands) == 0 {
+		add(port.Origin{Source: r.Source}, "")
+	}
+	for _, d := range demands {
+		add(port.Origin{Source: port.SourceDemand, ID: d}, "asked for as "+d)
+	}
+	return p
 }
 
 // beside is what a row has that changes without its publication: with other ports, with the
 // listeners of names, or with guests.
 type beside struct{ title, names, url string }
 
-func (p provider) besideOf(pub *host.Publication, titles map[string]string) beside {
+func (p provider) besideOf(pub *host.Row, titles map[string]string) beside {
 	list := p.namesOf(pub)
 	return beside{titles[pub.Guest], strings.Join(list, " "), p.url(pub, list)}
 }
@@ -253,7 +232,7 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 				d.Put = append(d.Put, p.row(pub, titles))
 			} else {
 				delete(sent, id)
-				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest})
+				d.Removed = append(d.Removed, status.RowID{Key: id.Key, Guest: id.Guest})
 			}
 		}
 		retitled := !first && !maps.Equal(titles, before)
@@ -269,14 +248,14 @@ func (p provider) Changes(ctx context.Context, f func(status.Delta) error) error
 		unpublished, otherChange := others.Take()
 		for _, id := range otherChange.Keys {
 			if u, ok := unpublished.Get(id); ok {
-				d.Put = append(d.Put, describeUnpublished(u, titles))
+				d.Put = append(d.Put, describe(u, titles))
 			} else {
-				d.Removed = append(d.Removed, status.Removed{Key: id.Key, Guest: id.Guest, Unpublished: true})
+				d.Removed = append(d.Removed, status.RowID{Key: id.Key, Guest: id.Guest, Unpublished: true})
 			}
 		}
 		if retitled {
 			for _, u := range unpublished.All() {
-				d.Put = append(d.Put, describeUnpublished(u, titles))
+				d.Put = append(d.Put, describe(u, titles))
 			}
 		}
 		rest := schedule.Rest(time.Since(began), namesShare)

@@ -15,23 +15,24 @@ import (
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
-func hidden(pending bool) host.Unpublished {
+func hidden(pending bool) host.Row {
 	rule1 := port.RuleRef{Kind: port.RuleConfigured, Number: 1, Name: "no-debug"}
 	reason := rule1.Because(port.DeniedByRule)
 	if pending {
 		reason = port.Because(port.OwnerAwaited)
 	}
 	k := port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 9229}
-	return host.Unpublished{
-		ID: host.ID{Guest: "vm", Key: k}, Rule: rule1, Reason: reason,
-		Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}, Source: "socket",
+	return host.Row{
+		Guest: "vm", Fact: &port.Fact{
+			Key: k, Owner: port.Owner{Kind: port.OwnerProcess, Name: "node", ID: "811"}, Source: "socket", Decision: port.Decision{Rule: rule1, Reason: reason},
+		},
 	}
 }
 
 func TestRowOfUnpublishedPort(t *testing.T) {
 	for pending, state := range map[bool]port.State{false: port.Denied, true: port.Pending} {
 		reason := map[bool]string{false: "denied by rule 1 (no-debug)", true: "owner not known yet"}[pending]
-		row := describeUnpublished(hidden(pending), map[string]string{"vm": "dev"})
+		row := describe(hidden(pending), map[string]string{"vm": "dev"})
 		if !row.Unpublished || row.State != state || row.Guest != "vm" || row.GuestName != "dev" || row.Reason != reason || row.Code == port.Unstated || row.Owner.Name != "node" {
 			t.Errorf("%+v", row)
 		}
@@ -48,20 +49,21 @@ func TestRowOfUnpublishedPort(t *testing.T) {
 // What is asked for by name and denied in the guest is found by that name.
 func TestUnpublishedPortThatIsAskedFor(t *testing.T) {
 	u := hidden(false)
-	u.Source, u.Demands = port.SourceDemand, []string{"web:9229/tcp", "no name"}
-	row := describeUnpublished(u, nil)
-	if row.State != port.Denied || row.Waits != "" || !slices.Equal(row.Demands, []string{"web:9229/tcp"}) || len(row.Origins) != 1 {
+	u.Source = port.SourceDemand
+	u.SetNamed("", []string{"web:9229/tcp"})
+	row := describe(u, nil)
+	if row.State != port.Denied || row.Waits != "" || !slices.Equal(row.Demands(), []string{"web:9229/tcp"}) || len(row.Origins) != 1 {
 		t.Errorf("%+v", row)
 	}
-	if u.Source = "docker"; len(describeUnpublished(u, nil).Origins) != 2 {
-		t.Errorf("%+v", describeUnpublished(u, nil))
+	if u.Source = "docker"; len(describe(u, nil).Origins) != 2 {
+		t.Errorf("%+v", describe(u, nil))
 	}
 }
 
 // The host explains a port that the guest denies as the guest would.
 func TestExplainUnpublishedPort(t *testing.T) {
 	r := explain.Evaluate(explain.Facts{
-		Query: explain.Query{Port: 9229}, Host: true, Publications: []explain.Publication{{Publication: unpublished(hidden(false)), Guest: "vm"}},
+		Query: explain.Query{Port: 9229}, Host: true, Publications: []explain.Publication{{Publication: publication(hidden(false)), Guest: "vm"}},
 	})
 	if r.Verdict != port.VerdictDenied || !strings.Contains(r.Summary, "no-debug") || !strings.Contains(r.Next, "in the guest") {
 		t.Errorf("%+v", r)

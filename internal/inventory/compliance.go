@@ -127,7 +127,7 @@ func (v Verdict) count() string {
 	}
 	var named []string
 	for _, p := range v.Violations[:min(len(v.Violations), namedViolations)] {
-		named = append(named, strings.TrimSpace(fmt.Sprintf("%v %s", p.Key(), status.Quote(p.Owner.Name)))+": "+p.Reason)
+		named = append(named, strings.TrimSpace(fmt.Sprintf("%v %s", p.Key, status.Quote(p.Owner.Name)))+": "+p.Reason)
 	}
 	more := ""
 	if n := len(v.Violations) - len(named); n > 0 {

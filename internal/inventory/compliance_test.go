@@ -189,10 +189,10 @@ func TestComplianceAgreesWithAudit(t *testing.T) {
 		}
 		got, want := []string{}, []string{}
 		for _, p := range v.Violations {
-			got = append(got, fmt.Sprint(p.Key(), p.Owner, p.Reason))
+			got = append(got, fmt.Sprint(p.Key, p.Owner, p.Reason))
 		}
 		for _, p := range audit.Violations {
-			want = append(want, fmt.Sprint(p.Key(), p.Owner, p.Reason))
+			want = append(want, fmt.Sprint(p.Key, p.Owner, p.Reason))
 		}
 		if d := cmp.Diff(want, got); !v.Known || d != "" {
 			t.Errorf("seed %d: known %v, audit and agent differ:\n%s\n%s", seed, v.Known, d, text)

@@ -63,7 +63,7 @@ func TestAudit(t *testing.T) {
 	a := policy.Audit(nodes, objects, noon)
 	var got []string
 	for _, v := range a.Violations {
-		got = append(got, fmt.Sprintf("%s %v: %s", v.Node, v.Key(), v.Reason))
+		got = append(got, fmt.Sprintf("%s %v: %s", v.Node, v.Key, v.Reason))
 	}
 	want := []string{
 		"edge tcp 0.0.0.0:443: no rule allows it", "edge tcp 0.0.0.0:9229: denied by rule 1 (no-debug)", "inner tcp 0.0.0.0:80: no rule allows it",
@@ -173,7 +173,7 @@ func FuzzParsePolicy(f *testing.F) {
 		if err != nil && len(p.parts) > 0 {
 			t.Errorf("%q: %v, and %d parts", b, err, len(p.parts))
 		}
-		pub := port.Publication{Key: port.Key{Port: 22}}
+		pub := port.Publication{Fact: port.Fact{Key: port.Key{Port: 22}}}
 		blind, sure := p.decide(subject{port.Owner{Name: "edge-1"}, true}, pub)
 		for _, zone := range []string{"a", "b"} {
 			why, known := p.decide(subject{node: port.Owner{Name: "edge-1", Labels: map[string]string{"zone": zone}}}, pub)

@@ -44,8 +44,11 @@ func (p Port) row(node string) status.Publication {
 // publication is the port as rules see it.
 func (p Port) publication() port.Publication {
 	pub := port.Publication{
-		Key: p.Key, Since: p.Since, Origins: make([]port.OriginInfo, 0, len(p.Sources)),
-		Owner: port.Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, Namespace: p.Owner.Namespace, ID: p.Owner.ID},
+		Fact: port.Fact{
+			Key:   p.Key,
+			Owner: port.Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, Namespace: p.Owner.Namespace, ID: p.Owner.ID},
+		},
+		Since: p.Since, Origins: make([]port.OriginInfo, 0, len(p.Sources)),
 	}
 	for _, s := range p.Sources {
 		pub.Origins = append(pub.Origins, port.OriginInfo{Origin: port.Origin{Source: s}, Since: p.Since})

@@ -38,7 +38,7 @@ func TestListOf(t *testing.T) {
 	l := ListOf([]NodeInventory{broken, ahead, stale, large}, noon)
 	var rows []string
 	for _, p := range l.Publications {
-		rows = append(rows, fmt.Sprintf("%s %v %s", p.Node, p.Key(), p.Owner.Name))
+		rows = append(rows, fmt.Sprintf("%s %v %s", p.Node, p.Key, p.Owner.Name))
 	}
 	if got, want := strings.Join(rows, ", "), "a tcp [::]:3 x, b tcp [::]:2 x, c tcp [::]:1 x"; got != want {
 		t.Errorf("rows %s, want %s", got, want)

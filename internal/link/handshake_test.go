@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -454,7 +455,7 @@ func TestOptions(t *testing.T) {
 	if _, err := Listen(ctx10(t), Endpoint{}, o); err == nil {
 		t.Error("zero endpoint accepted")
 	}
-	if a, b := NewIdentity(), NewIdentity(); a == b || len(a) > wire.MaxWord {
+	if a, b := NewIdentity(), NewIdentity(); a == b || len(a) > port.MaxWord {
 		t.Errorf("identities %q, %q", a, b)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/wire"
 )
 
@@ -112,14 +113,14 @@ func (o Options) complete() (Options, error) {
 	switch {
 	case o.Role != RoleAgent && o.Role != RoleHost:
 		return o, fmt.Errorf("link options: Role %q: want %q or %q", o.Role, RoleAgent, RoleHost)
-	case o.Identity == "" || len(o.Identity) > wire.MaxWord:
-		return o, fmt.Errorf("link options: Identity of %d bytes: want 1 to %d, see NewIdentity", len(o.Identity), wire.MaxWord)
-	case len(o.Name) > wire.MaxName:
-		return o, fmt.Errorf("link options: Name of %d bytes: want at most %d", len(o.Name), wire.MaxName)
-	case len(o.Version) > wire.MaxWord:
-		return o, fmt.Errorf("link options: Version of %d bytes: want at most %d", len(o.Version), wire.MaxWord)
-	case len(o.Network) > wire.MaxWord:
-		return o, fmt.Errorf("link options: Network of %d bytes: want at most %d", len(o.Network), wire.MaxWord)
+	case o.Identity == "" || len(o.Identity) > port.MaxWord:
+		return o, fmt.Errorf("link options: Identity of %d bytes: want 1 to %d, see NewIdentity", len(o.Identity), port.MaxWord)
+	case len(o.Name) > port.MaxName:
+		return o, fmt.Errorf("link options: Name of %d bytes: want at most %d", len(o.Name), port.MaxName)
+	case len(o.Version) > port.MaxWord:
+		return o, fmt.Errorf("link options: Version of %d bytes: want at most %d", len(o.Version), port.MaxWord)
+	case len(o.Network) > port.MaxWord:
+		return o, fmt.Errorf("link options: Network of %d bytes: want at most %d", len(o.Network), port.MaxWord)
 	case o.HandshakeTimeout < 0 || o.MaxHandshakes < 0 || o.MaxStreams < 0 || o.KeepAlive < 0:
 		return o, errors.New("link options: a duration or limit is negative: want 0 for the default, or more")
 	case o.KeepAlive > 0 && o.KeepAlive < time.Second:

@@ -3,6 +3,7 @@
 package port
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -122,8 +123,8 @@ type OtherOwner struct {
 	Owner
 
 	// Rival marks an owner for whom an engine claims the same port: it is not certain
-	// which one serves it. Otherwise a NAT rule leads to it.
-	Rival bool
+	// which one serves it. Otherwise a NAT rule leads to it. Rivals stay in the guest.
+	Rival bool `json:"-"`
 }
 
 func (o OtherOwner) equal(p OtherOwner) bool { return o.Rival == p.Rival && o.Owner.Equal(p.Owner) }
@@ -217,9 +218,9 @@ type Binding struct {
 	// publish: an explicit allow rule, or another binding of the same key, is needed.
 	Withheld Reason
 
-	// Rule identifies where a NAT rule leads: bindings with one Rule lead to the same
+	// Target identifies where a NAT rule leads: bindings with one Target lead to the same
 	// servers. 0 means that it is not known well enough to be the same as another.
-	Rule uint64
+	Target uint64
 
 	// Dial lists where the guest itself reaches the port, best first. Empty
 	// means that nothing is known to serve it.
@@ -270,64 +271,15 @@ type OriginInfo struct {
 // LabelPrefix begins the labels, and annotations, by which owners ask for something.
 const LabelPrefix = "fairlead."
 
-// Decision is what the rules decide about a publication.
-type Decision struct {
-	Rule   RuleRef // that decided
-	Reason Reason  // why it is not allowed
-	Allow  bool
-	Yields bool // labels ask for another host port: whoever asks for it without labels goes first
-
-	OnConflict    OnConflict       // what the host does where a port is in use
-	ProxyProtocol ProxyProtocol    // how the server is told who connects
-	Exposed       *time.Time       // until when a rule opens more addresses than usual; nil if none does; immutable
-	Host          []netip.AddrPort // the host addresses asked for; port 0 asks for any free port; shared and immutable
-	Labels        *Labels          // the rest that labels ask for, which few ports have; nil for none; shared and immutable
-}
-
-// Withheld reports a denial by default: no rule forbids the port, but nothing is a reason to
-// publish it either. Its flows are not reset.
-func (d Decision) Withheld() bool { return !d.Allow && d.Reason.Kind() == Withholds }
-
-// Pending reports a provisional denial: what the rules decide depends on an owner that is not
-// known yet.
-func (d Decision) Pending() bool { return !d.Allow && d.Reason.Kind() == Waits }
-
-// Labelled reports whether labels of the owner decided, which Rule names.
-func (d Decision) Labelled() bool { return d.Rule.Kind == RuleLabel && d.Rule.Name != "" }
-
-// Labels is what labels of an owner say beside a rule.
-type Labels struct {
-	Alias    string   // a name of the owner on the host; empty for none
-	Warnings []string // labels without effect, and why; with text from the guest
-}
-
-// SetLabels sets what labels say beside the rule.
-func (d *Decision) SetLabels(l Labels) {
-	d.Labels = nil
-	if l.Alias != "" || len(l.Warnings) > 0 {
-		d.Labels = &l
-	}
-}
-
-// Alias is a name that a label gives the owner, empty for none.
-func (d *Decision) Alias() string {
-	if d.Labels == nil {
-		return ""
-	}
-	return d.Labels.Alias
-}
-
-// Warnings are the labels without effect. The caller must not change them.
-func (d *Decision) Warnings() []string {
-	if d.Labels == nil {
-		return nil
-	}
-	return d.Labels.Warnings
-}
-
-// sameLabels reports whether labels ask for the same.
-func (d *Decision) sameLabels(e *Decision) bool {
-	return d.Yields == e.Yields && d.Alias() == e.Alias() && slices.Equal(d.Warnings(), e.Warnings())
+// Ruling is what rules answer about a port: their decision, and what stays on the machine that
+// has the rules.
+type Ruling struct {
+	Decision
+	Alias         string        // see Named
+	Warnings      []string      // labels without effect, and why; with text from the guest
+	OnConflict    OnConflict    // what the host does where a port is in use
+	ProxyProtocol ProxyProtocol // how the server is told who connects
+	Exposed       *time.Time    // until when a rule opens more addresses than usual; nil if none does; immutable
 }
 
 // OnConflict is what a host does where the port that a publication gets is in use.
@@ -364,39 +316,61 @@ func (p ProxyProtocol) String() string {
 	return [...]string{"", "v2"}[min(p, ProxyProtocolV2)]
 }
 
-// Publication is one entry of the merged table. It is immutable. There is one for each
-// port, so small fields are side by side.
+// Publication is one entry of the merged table: what the guest tells a host of the port, and what
+// never leaves the guest. It is immutable. There is one for each port, so small fields are side by
+// side, and what few ports have is behind a pointer.
 type Publication struct {
-	Key
-	// OwnerPending is true while an engine is expected to name another owner.
-	OwnerPending bool
+	Fact
+
 	// Contained is true if a socket is in the cgroup of a container.
 	Contained bool
 	// SinceAtLeast is true if the port was open before Since, for an unknown time.
-	SinceAtLeast bool
-	Owner        Owner
-	Others       []OtherOwner     // shared and immutable
-	Origins      []OriginInfo     // sorted by source and id, at least one
-	Dial         []netip.AddrPort // candidates in order, without repetition
-	Decision     Decision
-	Since        time.Time // when its first origin was seen
-	Observed     int64     // see Binding; of the latest event that changed this publication
+	SinceAtLeast  bool
+	ProxyProtocol ProxyProtocol    // see Ruling
+	Warned        *[]string        // see Warnings; shared and immutable
+	Origins       []OriginInfo     // sorted by source and id, at least one
+	Dial          []netip.AddrPort // candidates in order, without repetition
+	Since         time.Time        // when its first origin was seen
+	Observed      int64            // see Binding; of the latest event that changed this publication
+}
 
-	// Rule identifies the NAT rule that opens the port, by a hash of where it
-	// leads: publications with one Rule lead to the same servers. 0 means that no
-	// rule does, or that several do that lead elsewhere.
-	Rule uint64
+// Apply sets what rules answer about the port.
+func (p *Publication) Apply(r Ruling) {
+	p.Decision, p.ProxyProtocol, p.Warned = r.Decision, r.ProxyProtocol, nil
+	p.SetNamed(r.Alias, p.Demands())
+	if warned := r.Warnings; len(warned) > 0 {
+		p.Warned = &warned
+	}
+}
+
+// Warnings are the labels without effect. The caller must not change them.
+func (p *Publication) Warnings() []string {
+	if p.Warned == nil {
+		return nil
+	}
+	return *p.Warned
+}
+
+// Sources yields the sources of what the port comes from, the first origin's first; one may
+// come several times.
+func (p *Publication) Sources() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if p.Source != "" && !yield(p.Source) || len(p.Demands()) > 0 && p.Source != SourceDemand && !yield(SourceDemand) {
+			return
+		}
+		for i := range p.Origins {
+			if !yield(p.Origins[i].Source) {
+				return
+			}
+		}
+	}
 }
 
 // Equal reports whether both would be shown and served alike. Observed does not count.
 func (p Publication) Equal(q Publication) bool {
-	return p.Key == q.Key && p.Owner.Equal(q.Owner) && p.OwnerPending == q.OwnerPending &&
-		p.Contained == q.Contained && slices.EqualFunc(p.Others, q.Others, OtherOwner.equal) &&
-		p.Rule == q.Rule && slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) &&
-		p.Decision.Allow == q.Decision.Allow && p.Decision.Rule == q.Decision.Rule &&
-		p.Decision.Reason == q.Decision.Reason && slices.Equal(p.Decision.Host, q.Decision.Host) &&
-		p.Decision.sameLabels(&q.Decision) && p.Decision.ProxyProtocol == q.Decision.ProxyProtocol &&
-		p.Since.Equal(q.Since) && p.SinceAtLeast == q.SinceAtLeast
+	return p.Fact.Equal(q.Fact) && p.Contained == q.Contained && p.SinceAtLeast == q.SinceAtLeast &&
+		p.ProxyProtocol == q.ProxyProtocol && slices.Equal(p.Warnings(), q.Warnings()) &&
+		slices.EqualFunc(p.Origins, q.Origins, OriginInfo.equal) && slices.Equal(p.Dial, q.Dial) && p.Since.Equal(q.Since)
 }
 
 // Inner reports whether connections from outside the guest do not match it: all

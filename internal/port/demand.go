@@ -124,13 +124,3 @@ func (d Demand) String() string {
 	}
 	return d.Owner() + ":" + d.Slot.String()
 }
-
-// Demanded reports whether the publication is there because of d.
-func (p *Publication) Demanded(d Demand) bool {
-	for i := range p.Origins {
-		if o := &p.Origins[i]; o.Source == SourceDemand && o.ID == d.String() {
-			return true
-		}
-	}
-	return false
-}

@@ -55,18 +55,33 @@ func (s *State) UnmarshalText(b []byte) error {
 // Outcome is what a sink made of one publication at one host address. A
 // publication that asks for several host addresses has several outcomes.
 type Outcome struct {
-	Key         Key
-	HostAddress netip.AddrPort // where it is, or would be, reachable; zero if nowhere
-	Reason      Reason         // of an active one, what is to be known of it
-	Since       time.Time      // when this state began
-	State       State
+	HostAddress netip.AddrPort `json:"hostAddress"`     // where it is, or would be, reachable; zero if nowhere
+	Reason      Reason         `json:"reason,omitzero"` // of an active one, what is to be known of it
+	Since       time.Time      `json:"-"`               // when this state began
+	State       State          `json:"state"`
 }
 
 // Equal reports whether both are the same; Since does not count.
 func (o Outcome) Equal(p Outcome) bool {
-	return o.Key == p.Key && o.State == p.State && o.HostAddress == p.HostAddress && o.Reason == p.Reason
+	return o.State == p.State && o.HostAddress == p.HostAddress && o.Reason == p.Reason
 }
 
 // Outcomes is what a sink reports after a Sync: for each key in it, all its
 // outcomes, which replace the earlier ones. Other keys keep theirs.
 type Outcomes map[Key][]Outcome
+
+// SinkOutcome is an outcome with the sink that returned it.
+type SinkOutcome struct {
+	Sink string
+	Outcome
+}
+
+// Equal reports whether both are the same; Since does not count.
+func (o SinkOutcome) Equal(p SinkOutcome) bool { return o.Sink == p.Sink && o.Outcome.Equal(p.Outcome) }
+
+// Answer is a host's word on a port: what became of it there. A guest decodes an Answer and
+// nothing else.
+type Answer struct {
+	Key
+	Outcomes List[Outcome] `json:"outcomes"` // at most MaxOutcomes
+}

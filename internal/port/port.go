@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package port holds the values that flow through fairlead: what a source saw
-// (Binding), what the merged table has (Publication) and what a sink made of
-// it (Outcome). It knows nothing of where they come from or go to.
+// (Binding), what the merged table has (Publication), what of that a guest tells
+// a host (Fact) and what became of it there (Outcome). It knows nothing of where
+// they come from or go to.
 package port
 
 import (

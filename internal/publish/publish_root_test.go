@@ -343,7 +343,7 @@ func (r *rig) fromHost() (net.Conn, error) {
 		return nil, err
 	}
 	go func() {
-		_ = r.server.opt.Carry(context.Background(), conn, port.Publication{Key: b.Key, Dial: b.Dial})
+		_ = r.server.opt.Carry(context.Background(), conn, port.Publication{Fact: port.Fact{Key: b.Key}, Dial: b.Dial})
 	}()
 	return client, nil
 }

@@ -208,7 +208,7 @@ func (l *lease) acceptAll(ctx context.Context, ln net.Listener, served chan<- st
 	var flows sync.WaitGroup
 	number := l.request.Port
 	pub := port.Publication{
-		Key: port.Key{Protocol: port.TCP, Address: netip.AddrFrom4([4]byte{127, 0, 0, 1}), Port: number},
+		Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.AddrFrom4([4]byte{127, 0, 0, 1}), Port: number}},
 		Dial: []netip.AddrPort{
 			netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), number),
 			netip.AddrPortFrom(netip.IPv6Loopback(), number),

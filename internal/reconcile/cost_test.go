@@ -25,7 +25,7 @@ func (s *hintCounter) Sync(_ context.Context, want View, c Change) (port.Outcome
 	out := make(port.Outcomes, len(c.Keys))
 	for _, k := range c.Keys {
 		if _, ok := want.Get(k); ok {
-			out[k] = []port.Outcome{{Key: k, State: port.Active, HostAddress: k.AddrPort()}}
+			out[k] = []port.Outcome{{State: port.Active, HostAddress: k.AddrPort()}}
 		}
 	}
 	return out, nil
@@ -37,7 +37,7 @@ func TestSyncCostIsFlat(t *testing.T) {
 		from := table.New[port.Key, port.Publication](port.Key.Compare)
 		pub := func(i int) port.Publication {
 			k := port.Key{Protocol: port.TCP, Port: uint16(1 + i%60000), Address: netip.AddrFrom4([4]byte{10, 0, byte(i / 60000), 1})}
-			return port.Publication{Key: k, Decision: port.Decision{Allow: true}}
+			return port.Publication{Fact: port.Fact{Key: k, Decision: port.Decision{Allow: true}}}
 		}
 		from.Update(func(tx *table.Tx[port.Key, port.Publication]) {
 			for i := range n {
@@ -105,7 +105,7 @@ func TestOutcomesHaveNoRoomToSpare(t *testing.T) {
 	w := worker{sink: new(hintCounter)}
 	for _, state := range []port.State{port.Pending, port.Active, port.Failed} {
 		outcomes.Update(func(tx *table.Tx[port.Key, Outcomes]) {
-			replace(tx, w.sink.Name(), k, []port.Outcome{{Key: k, State: state}}, time.Now())
+			replace(tx, w.sink.Name(), k, []port.Outcome{{State: state}}, time.Now())
 		})
 		if got, _ := outcomes.View().Get(k); len(got) != 1 || cap(got) != 1 {
 			t.Errorf("%v: %d outcomes with room for %d", state, len(got), cap(got))

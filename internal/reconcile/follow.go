@@ -49,7 +49,7 @@ func (d *Record) Update(f func(*RecordTx)) {
 // Keys returns the keys that the follower has outcomes of.
 func (d *Record) Keys() (keys []port.Key) {
 	for k, list := range d.r.outcomes.View().All() {
-		if slices.ContainsFunc(list, func(o SinkOutcome) bool { return o.Sink == d.name }) {
+		if slices.ContainsFunc(list, func(o port.SinkOutcome) bool { return o.Sink == d.name }) {
 			keys = append(keys, k)
 		}
 	}
@@ -86,7 +86,7 @@ func (x *RecordTx) Set(k port.Key, outcomes ...port.Outcome) {
 }
 
 // Get returns the outcomes of a key that the follower has set.
-func (x *RecordTx) Get(k port.Key) (list []SinkOutcome) {
+func (x *RecordTx) Get(k port.Key) (list []port.SinkOutcome) {
 	all, _ := x.tx.Get(k)
 	for _, o := range all {
 		if o.Sink == x.name {

@@ -89,7 +89,9 @@ func sourced(t *testing.T, f func(s *fakeSink, docker, containerd registry.Feed)
 
 type allowAll struct{}
 
-func (allowAll) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+func (allowAll) Decide(port.Publication) port.Ruling {
+	return port.Ruling{Decision: port.Decision{Allow: true}}
+}
 
 func binding(id, addr string) port.Binding {
 	return port.Binding{Key: pub(addr, true).Key, Origin: port.Origin{ID: id}}

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -56,27 +55,8 @@ type Options struct {
 	Logger   *slog.Logger
 }
 
-// SinkOutcome is an outcome of one publication with the sink that returned it.
-type SinkOutcome struct {
-	Sink        string
-	HostAddress netip.AddrPort
-	Reason      port.Reason
-	Since       time.Time
-	State       port.State
-}
-
-// Outcome returns the outcome as one of the publication with that key.
-func (o SinkOutcome) Outcome(k port.Key) port.Outcome {
-	return port.Outcome{Key: k, State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since}
-}
-
-// equal reports whether both are the same; Since does not count.
-func (o SinkOutcome) equal(p SinkOutcome) bool {
-	return o.Sink == p.Sink && o.State == p.State && o.HostAddress == p.HostAddress && o.Reason == p.Reason
-}
-
 // Outcomes are those of all sinks for one publication, sorted by sink and host address.
-type Outcomes []SinkOutcome
+type Outcomes []port.SinkOutcome
 
 // Reconciler keeps sinks equal to a table of publications.
 type Reconciler struct {
@@ -323,7 +303,7 @@ func (r *Reconciler) apply(view View, change Change, h *holds) {
 // byName reports whether somebody asked for p by name. Who asks no more wants it closed, and the
 // rule that said where it is to be open has gone.
 func byName(p port.Publication) bool {
-	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand })
+	return len(p.Demands()) > 0
 }
 
 // forbidden reports whether something on a slot is denied by a rule, or may come to be:
@@ -551,7 +531,7 @@ func (w *worker) record(view View, hint Change, outcomes port.Outcomes, err erro
 					observed = append(observed, p.Observed)
 				}
 			case wanted && failed:
-				replace(tx, w.sink.Name(), k, []port.Outcome{{Key: k, State: port.Failed, Reason: port.Because(port.SystemFailed, err.Error())}}, now)
+				replace(tx, w.sink.Name(), k, []port.Outcome{{State: port.Failed, Reason: port.Because(port.SystemFailed, err.Error())}}, now)
 			case !wanted && err == nil:
 				replace(tx, w.sink.Name(), k, nil, now)
 			}
@@ -586,13 +566,14 @@ func replace(tx *table.Tx[port.Key, Outcomes], name string, k port.Key, outcomes
 		}
 	}
 	for _, o := range outcomes {
-		n := SinkOutcome{Sink: name, HostAddress: o.HostAddress, Reason: o.Reason, Since: now, State: o.State}
-		if i := slices.IndexFunc(old, n.equal); i >= 0 {
+		n := port.SinkOutcome{Sink: name, Outcome: o}
+		n.Since = now
+		if i := slices.IndexFunc(old, n.Equal); i >= 0 {
 			n.Since = old[i].Since
 		}
 		next = append(next, n)
 	}
-	slices.SortFunc(next, func(a, b SinkOutcome) int {
+	slices.SortFunc(next, func(a, b port.SinkOutcome) int {
 		if a.Sink != b.Sink {
 			return strings.Compare(a.Sink, b.Sink)
 		}
@@ -602,7 +583,7 @@ func replace(tx *table.Tx[port.Key, Outcomes], name string, k port.Key, outcomes
 		tx.Delete(k)
 		return
 	}
-	if !slices.EqualFunc(old, next, SinkOutcome.equal) {
+	if !slices.EqualFunc(old, next, port.SinkOutcome.Equal) {
 		tx.Put(k, next)
 	}
 }

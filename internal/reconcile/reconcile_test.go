@@ -91,8 +91,10 @@ func (s *fakeSink) keys() []string {
 func pub(addr string, allow bool) port.Publication {
 	ap := netip.MustParseAddrPort(addr)
 	return port.Publication{
-		Key:      port.Key{Protocol: port.TCP, Address: ap.Addr(), Port: ap.Port()},
-		Decision: port.Decision{Allow: allow, Host: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(ap.Addr()), ap.Port())}},
+		Fact: port.Fact{
+			Key:      port.Key{Protocol: port.TCP, Address: ap.Addr(), Port: ap.Port()},
+			Decision: port.Decision{Allow: allow, Host: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(ap.Addr()), ap.Port())}},
+		},
 	}
 }
 
@@ -186,7 +188,7 @@ func TestWhatIsAskedForByNameIsNotHeld(t *testing.T) {
 	s := newSink()
 	run(t, Options{HoldDown: time.Minute}, []Sink{s}, func(g rig) {
 		p := pub("172.17.0.2:80", true)
-		p.Origins = []port.OriginInfo{{Origin: port.Origin{Source: port.SourceDemand, ID: "web:80/tcp"}}}
+		p.SetNamed("", []string{"web:80/tcp"})
 		g.put(p)
 		want(t, s, "tcp 172.17.0.2:80")
 		g.drop(p)

@@ -158,7 +158,7 @@ func empty(want View, change Change, reason port.Reason) port.Outcomes {
 	for _, k := range change.Keys {
 		out[k] = nil
 		if _, ok := want.Get(k); ok && !reason.IsZero() {
-			out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: reason}}
+			out[k] = []port.Outcome{{State: port.Pending, Reason: reason}}
 		}
 	}
 	return out

@@ -16,7 +16,7 @@ func TestSlot(t *testing.T) {
 	from := table.New[port.Key, port.Publication](port.Key.Compare)
 	put := func(n uint16) Change {
 		k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}
-		from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Key: k}) })
+		from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Fact: port.Fact{Key: k}}) })
 		return Change{Base: 1, Keys: []port.Key{k}}
 	}
 	s := NewSlot("x")
@@ -61,7 +61,7 @@ func TestSlot(t *testing.T) {
 func TestSlotWithdraw(t *testing.T) {
 	from := table.New[port.Key, port.Publication](port.Key.Compare)
 	k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}
-	from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Key: k}) })
+	from.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Fact: port.Fact{Key: k}}) })
 	s, sink := NewSlot("x"), &viewed{}
 	left := func() bool {
 		select {

@@ -282,11 +282,12 @@ func publication(ms, slot, nat []member, all slots) merged {
 	owner, known := ownerOf(ms, slot, all)
 	lend := lenders(ms, slot)
 	p := merged{
-		Publication: port.Publication{Key: ms[0].binding.Key, Owner: owner, Rule: ruleOf(lend)},
+		Publication: port.Publication{Fact: port.Fact{Key: ms[0].binding.Key, Owner: owner, Source: ms[0].binding.Origin.Source, Target: targetOf(lend)}},
 		doubt:       uncertain(ms, owner.Kind, known, all),
 		known:       known,
 	}
 	p.setAge(ms)
+	p.SetNamed("", demands(ms))
 	if len(ms) > 1 || ms[0].nat() || ms[0].attribution != nil {
 		p.Others = others(ms, slot, owner, known, all)
 	}
@@ -310,6 +311,18 @@ func publication(ms, slot, nat []member, all slots) merged {
 		}
 	}
 	return p
+}
+
+// demands returns by what users asked for a key.
+func demands(ms []member) (list []string) {
+	for _, m := range ms {
+		if o := m.binding.Origin; o.Source == port.SourceDemand {
+			if _, err := port.ParseDemand(o.ID); err == nil {
+				list = append(list, o.ID)
+			}
+		}
+	}
+	return list
 }
 
 // passReserved removes from the addresses that are dialled those where a socket that serves
@@ -371,13 +384,13 @@ func (m member) kubeProxy(all slots) bool {
 	return o.Kind == port.OwnerProcess && !contained || o.Namespace == "kube-system" && strings.HasPrefix(o.Name, "kube-proxy")
 }
 
-// ruleOf returns Publication.Rule.
-func ruleOf(ms []member) uint64 {
-	rule := ms[0].binding.Rule
-	if slices.ContainsFunc(ms[1:], func(m member) bool { return m.binding.Rule != rule }) {
+// targetOf returns Fact.Target.
+func targetOf(ms []member) uint64 {
+	target := ms[0].binding.Target
+	if slices.ContainsFunc(ms[1:], func(m member) bool { return m.binding.Target != target }) {
 		return 0
 	}
-	return rule
+	return target
 }
 
 // appendNew returns to with what of from is not in it. It may share the memory

@@ -13,9 +13,9 @@ import (
 // counting counts what it is asked to decide.
 type counting struct{ asked int }
 
-func (c *counting) Decide(port.Publication) port.Decision {
+func (c *counting) Decide(port.Publication) port.Ruling {
 	c.asked++
-	return port.Decision{Allow: true}
+	return port.Ruling{Decision: port.Decision{Allow: true}}
 }
 
 // A change looks at what it names, not at what the table holds.

@@ -21,7 +21,7 @@ type kept struct {
 	Maker     port.Maker
 	Origin    port.Origin
 	Withheld  port.Reason
-	Rule      uint64
+	Target    uint64
 	Dial      []netip.AddrPort
 	Doubt     string
 	Owner     *port.Owner
@@ -37,7 +37,7 @@ func (s *source) keep(b *port.Binding) *kept {
 	s.last.hints = shared(s.last.hints, b.Hints, port.Hints.Equal)
 	return &kept{
 		Key: b.Key, Mapped: b.Mapped, Inner: b.Inner, Paused: b.Paused, Searching: b.Searching, Maker: b.Maker,
-		Origin: port.Origin{Source: s.name, ID: b.Origin.ID}, Withheld: b.Withheld, Rule: b.Rule,
+		Origin: port.Origin{Source: s.name, ID: b.Origin.ID}, Withheld: b.Withheld, Target: b.Target,
 		Dial: b.Dial, Doubt: b.Doubt, Owner: s.last.owner, Hints: s.last.hints, Detail: b.Detail, Since: b.Since,
 	}
 }
@@ -53,7 +53,7 @@ func shared[T any](last *T, v T, equal func(a, b T) bool) *T {
 // same reports whether a source repeats a binding.
 func (k *kept) same(b *port.Binding) bool {
 	return k.Key == b.Key && k.Origin.ID == b.Origin.ID && k.Mapped == b.Mapped &&
-		k.Withheld == b.Withheld && k.Inner == b.Inner && k.Paused == b.Paused && k.Maker == b.Maker && k.Doubt == b.Doubt && k.Rule == b.Rule &&
+		k.Withheld == b.Withheld && k.Inner == b.Inner && k.Paused == b.Paused && k.Maker == b.Maker && k.Doubt == b.Doubt && k.Target == b.Target &&
 		k.Searching == b.Searching && slices.Equal(k.Dial, b.Dial) && k.Owner.Equal(b.Owner) &&
 		k.Hints.Equal(b.Hints) && k.Detail.Equal(b.Detail)
 }

@@ -31,7 +31,7 @@ func TestAllOfABindingIsKept(t *testing.T) {
 	at := netip.MustParseAddrPort("127.0.0.1:80")
 	b := port.Binding{
 		Key: port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()}, Origin: port.Origin{Source: "nat", ID: "1"},
-		Mapped: true, Inner: true, Paused: true, Searching: true, Maker: port.MakerCNI, Withheld: port.Because(port.Unlistened), Rule: 1, Dial: []netip.AddrPort{at},
+		Mapped: true, Inner: true, Paused: true, Searching: true, Maker: port.MakerCNI, Withheld: port.Because(port.Unlistened), Target: 1, Dial: []netip.AddrPort{at},
 		Doubt: "d", Owner: port.Owner{ID: "7"}, Hints: port.Hints{Cgroup: 3}, Detail: port.NewDetail("line"), Since: time.Unix(1, 0), Observed: 4,
 	}
 	k := (&source{name: "nat"}).keep(&b)

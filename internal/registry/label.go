@@ -14,11 +14,11 @@ const maxComplaints = 1024
 // apply sets the decision of p, and logs labels of its owner without effect, once for each
 // owner.
 func (r *Registry) apply(p *port.Publication) {
-	p.Decision = r.rules.Decide(*p)
+	p.Apply(r.rules.Decide(*p))
 	if slices.Equal(p.Decision.Host, p.Dial) {
 		p.Decision.Host = p.Dial // most ports have one list, which takes memory once
 	}
-	for _, text := range p.Decision.Warnings() {
+	for _, text := range p.Warnings() {
 		k := p.Owner.ID + " " + text
 		if _, said := r.complaints[k]; said {
 			continue

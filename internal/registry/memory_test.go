@@ -53,8 +53,8 @@ func burst(feeds map[string]Feed, n int) {
 // loopback allows each port at the loopback address.
 type loopback struct{}
 
-func (loopback) Decide(p port.Publication) port.Decision {
-	return port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(p.Address), p.Port)}}
+func (loopback) Decide(p port.Publication) port.Ruling {
+	return port.Ruling{Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(p.Address), p.Port)}}}
 }
 
 // BenchmarkMemory shows the memory of a port, with what its source gave for it.

@@ -17,7 +17,7 @@ import (
 // Decider applies the rules to a publication that has no decision yet.
 // It must be a pure function. The registry may keep another, equal list as Host.
 type Decider interface {
-	Decide(port.Publication) port.Decision
+	Decide(port.Publication) port.Ruling
 }
 
 // Options configures a Registry.

@@ -19,7 +19,9 @@ import (
 
 type allowAll struct{}
 
-func (allowAll) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+func (allowAll) Decide(port.Publication) port.Ruling {
+	return port.Ruling{Decision: port.Decision{Allow: true}}
+}
 
 func newRegistry() *Registry {
 	start := time.Unix(1000, 0)
@@ -178,7 +180,7 @@ func TestWithheldLendsNothing(t *testing.T) {
 	}
 	limited := nat("2", "0.0.0.0:80", "10.0.0.5:80")
 	free := nat("1", "0.0.0.0:80", "10.0.0.6:80")
-	free.Rule, limited.Rule = 3, 4
+	free.Target, limited.Target = 3, 4
 	unknown := at("1", "0.0.0.0:80", "")
 	unknown.Owner = port.Owner{}
 	for _, c := range []struct {
@@ -208,8 +210,8 @@ func TestWithheldLendsNothing(t *testing.T) {
 			a.Replace([]port.Binding{c.free})
 			b.Replace([]port.Binding{withheld(c.withheld)})
 			p, _ := r.Publications().View().Get(c.free.Key)
-			if p.Owner.Name != c.owner || p.Contained != c.contained || p.Rule != c.rule {
-				t.Errorf("owner %q, in a container %v, rule %d; want %q, %v, %d", p.Owner.Name, p.Contained, p.Rule, c.owner, c.contained, c.rule)
+			if p.Owner.Name != c.owner || p.Contained != c.contained || p.Target != c.rule {
+				t.Errorf("owner %q, in a container %v, rule %d; want %q, %v, %d", p.Owner.Name, p.Contained, p.Target, c.owner, c.contained, c.rule)
 			}
 			if slices.ContainsFunc(p.Others, func(o port.OtherOwner) bool { return o.Rival }) {
 				t.Errorf("other owners are %+v, want no rival", p.Others)
@@ -225,7 +227,7 @@ func TestPublicationsOfOneRuleNameIt(t *testing.T) {
 	nat := r.Feed("nat")
 	rule := func(id, addr string, identity uint64) port.Binding {
 		b := binding(id, addr, 7)
-		b.Owner, b.Rule = port.Owner{}, identity
+		b.Owner, b.Target = port.Owner{}, identity
 		return b
 	}
 	nat.Replace([]port.Binding{
@@ -234,7 +236,7 @@ func TestPublicationsOfOneRuleNameIt(t *testing.T) {
 	})
 	of := func(addr string) uint64 {
 		p, _ := r.Publications().View().Get(binding("", addr, 0).Key)
-		return p.Rule
+		return p.Target
 	}
 	one, other := of("192.0.2.1:80"), of("192.0.2.3:80")
 	if one == 0 || other == 0 || one == other || of("192.0.2.2:80") != one || of("192.0.2.4:80") != 0 || of("192.0.2.5:80") != 0 {

@@ -316,24 +316,24 @@ func TestLimitOfMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := Wanted()
 		k.MaxBytes = 1 << 20
-		src := table.New[port.Key, wire.Publication](port.Key.Compare)
+		src := table.New[port.Key, port.Fact](port.Key.Compare)
 		const rows = 100
-		src.Update(func(tx *table.Tx[port.Key, wire.Publication]) {
+		src.Update(func(tx *table.Tx[port.Key, port.Fact]) {
 			for i := range uint16(rows) {
-				p := wire.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 1 + i}}
-				p.Others = make([]port.Owner, wire.MaxOthers)
+				p := port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 1 + i}, Decision: port.Decision{Allow: true}}
+				p.Others = make([]port.OtherOwner, port.MaxOthers)
 				tx.Put(p.Key, p)
 			}
 		})
-		send := func(k Kind[port.Key, wire.Publication]) (n, bytes, omitted int, malformed uint64) {
+		send := func(k Kind[port.Key, port.Fact]) (n, bytes, omitted int, malformed uint64) {
 			pa, pb := newPipe(100)
 			a, b := New(pa, Options{}), New(pb, Options{Stats: new(Stats)})
-			Send(a, k, From[port.Key, wire.Publication, port.Key, wire.Publication]{
-				Table: src, Key: func(k port.Key) port.Key { return k }, Row: func(p wire.Publication) wire.Publication { return p },
+			Send(a, k, From[port.Key, port.Fact, port.Key, port.Fact]{
+				Table: src, Key: func(k port.Key) port.Key { return k }, Row: func(p port.Fact) port.Fact { return p },
 			})
 			limited := Wanted()
 			limited.MaxBytes = 1 << 20
-			Receive(b, limited, func(s Step[port.Key, wire.Publication]) error {
+			Receive(b, limited, func(s Step[port.Key, port.Fact]) error {
 				for _, p := range s.Put {
 					n, bytes = n+1, bytes+p.TextBytes()
 				}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -87,7 +88,7 @@ type step[L comparable, LV any] struct {
 	whole   bool
 	tried   bool // rows that were left out were tried again
 	refused map[L]error
-	partial wire.List[string]
+	partial port.List[string]
 }
 
 type outgoing[K comparable, V any, L comparable, LV any] struct {

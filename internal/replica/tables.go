@@ -8,22 +8,25 @@ import (
 )
 
 // Wanted are the ports that an agent wants to be open on the host.
-func Wanted() Kind[port.Key, wire.Publication] {
-	return Kind[port.Key, wire.Publication]{
-		Name: "wanted", Check: wire.Publication.Check, CheckKey: wire.CheckKey, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes,
-		Size: wire.Publication.TextBytes, Acked: true,
+func Wanted() Kind[port.Key, port.Fact] {
+	return Kind[port.Key, port.Fact]{
+		Name: "wanted", Check: func(f port.Fact) error { return f.Check(true) }, CheckKey: port.Key.Check, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes,
+		Size: port.Fact.TextBytes, Acked: true,
 	}
 }
 
 // Outcomes are the host's answers to Wanted: what is open, and why the rest is not.
-func Outcomes() Kind[port.Key, wire.Answer] {
-	return Kind[port.Key, wire.Answer]{Name: "outcomes", Check: wire.Answer.Check, CheckKey: wire.CheckKey, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes, Answers: "wanted"}
+func Outcomes() Kind[port.Key, port.Answer] {
+	return Kind[port.Key, port.Answer]{Name: "outcomes", Check: port.Answer.Check, CheckKey: port.Key.Check, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes, Answers: "wanted"}
 }
 
 // Unpublished are the ports that the guest does not publish, for people to see. Their rows have
 // neither a host address nor anything to dial.
-func Unpublished() Kind[port.Key, wire.UnpublishedPort] {
-	return Kind[port.Key, wire.UnpublishedPort]{Name: "unpublished", Check: wire.UnpublishedPort.Check, CheckKey: wire.CheckKey, Max: wire.MaxUnpublished, MaxBytes: wire.MaxSetBytes, Rate: 1000}
+func Unpublished() Kind[port.Key, port.Fact] {
+	return Kind[port.Key, port.Fact]{
+		Name: "unpublished", Check: func(f port.Fact) error { return f.Check(false) }, CheckKey: port.Key.Check, Max: wire.MaxUnpublished, MaxBytes: wire.MaxSetBytes,
+		Rate: 1000,
+	}
 }
 
 // Unread are the NAT rules that the agent does not understand, each its own key.

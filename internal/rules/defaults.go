@@ -42,13 +42,13 @@ func defaultOf(r port.Reason) port.RuleRef {
 
 // declared reports whether somebody asked an engine for the port, or us for it by name.
 func declared(p *port.Publication) bool {
-	return slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
-		switch port.Family(o.Source) {
+	for s := range p.Sources() {
+		switch port.Family(s) {
 		case "docker", "podman", "containerd", "kube", port.SourceDemand:
 			return true
 		}
-		return false
-	})
+	}
+	return false
 }
 
 func wellKnownUDP(n uint16) bool {

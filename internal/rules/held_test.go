@@ -17,7 +17,7 @@ func TestContainersOfUsersEngines(t *testing.T) {
 		Held: &port.Held{Engine: "docker", User: "alice", Process: "rootlesskit"},
 	}
 	p := port.Publication{
-		Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}, Owner: web,
+		Fact:    port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}, Owner: web},
 		Origins: []port.OriginInfo{{Origin: port.Origin{Source: port.SourceSocket}}},
 	}
 	deny := Rule{Deny: true}

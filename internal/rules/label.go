@@ -179,14 +179,14 @@ func (w *wish) rule(o *port.Owner) *rule {
 
 // obey applies the labels of p's owner to what the rules and the defaults decide by d.
 // Winner is the rule that decided, nil if it was a default.
-func (s *Set) obey(p *port.Publication, d port.Decision, winner *rule) (port.Decision, *rule) {
+func (s *Set) obey(p *port.Publication, d port.Ruling, winner *rule) (port.Ruling, *rule) {
 	if d.Pending() {
 		return d, winner
 	}
 	if p.OwnerPending {
 		if winner == nil && d.Allow {
 			r := &rule{ref: port.RuleRef{Kind: port.RuleLabel}}
-			return port.Decision{Rule: r.ref, Reason: port.Because(port.OwnerAwaited)}, r
+			return port.Ruling{Decision: port.Decision{Rule: r.ref, Reason: port.Because(port.OwnerAwaited)}}, r
 		}
 		return d, winner
 	}
@@ -200,16 +200,15 @@ func (s *Set) obey(p *port.Publication, d port.Decision, winner *rule) (port.Dec
 	} else {
 		w.refuse(p, &d)
 	}
-	labels := port.Labels{Warnings: w.bad}
+	d.Alias, d.Warnings = "", w.bad
 	if d.Allow {
-		labels.Alias = w.name
+		d.Alias = w.name
 	}
-	d.SetLabels(labels)
 	return d, by
 }
 
 // refuse notes what cannot be had because d decides.
-func (w *wish) refuse(p *port.Publication, d *port.Decision) {
+func (w *wish) refuse(p *port.Publication, d *port.Ruling) {
 	switch {
 	case w.expose == "" || w.deny:
 	case !d.Allow && !d.Withheld():
@@ -230,7 +229,7 @@ func (w *wish) within(list []netip.AddrPort) bool {
 
 // grant decides as the labels ask, as far as they ask for nothing beyond d, the default's
 // decision, which allows p.
-func (s *Set) grant(p *port.Publication, d port.Decision, w *wish) (port.Decision, *rule) {
+func (s *Set) grant(p *port.Publication, d port.Ruling, w *wish) (port.Ruling, *rule) {
 	if w.expose != "" && !w.within(d.Host) {
 		w.complain(&p.Owner, LabelExpose, "wider than the configuration allows")
 		w.expose, w.address = "", Asked()
@@ -295,7 +294,7 @@ func (s *Set) mayTake(guest string, p *port.Publication, asked []netip.AddrPort)
 }
 
 // explainLabels returns how labels apply to p, on which winner decides by d.
-func (s *Set) explainLabels(p *port.Publication, d port.Decision, winner *rule) (step Step, ok bool) {
+func (s *Set) explainLabels(p *port.Publication, d port.Ruling, winner *rule) (step Step, ok bool) {
 	if !s.labels && !labelled(&p.Owner) {
 		return step, false
 	}
@@ -321,8 +320,8 @@ func (s *Set) explainLabels(p *port.Publication, d port.Decision, winner *rule) 
 			step.Why = "change nothing"
 		}
 	}
-	if name := d.Alias(); name != "" {
-		step.Why += ", name " + name
+	if d.Alias != "" {
+		step.Why += ", name " + d.Alias
 	}
 	return step, true
 }

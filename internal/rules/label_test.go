@@ -16,8 +16,10 @@ import (
 // "key=value", without the prefix of all.
 func labelledPort(n uint16, labels ...string) port.Publication {
 	p := port.Publication{
-		Key:     port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n},
-		Owner:   port.Owner{Kind: port.OwnerContainer, ID: "c1", Name: "web", Labels: map[string]string{}},
+		Fact: port.Fact{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n},
+			Owner: port.Owner{Kind: port.OwnerContainer, ID: "c1", Name: "web", Labels: map[string]string{}},
+		},
 		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "docker"}}},
 	}
 	for _, l := range labels {
@@ -28,7 +30,7 @@ func labelledPort(n uint16, labels ...string) port.Publication {
 }
 
 // outcome writes a decision on one line.
-func outcome(d port.Decision) string {
+func outcome(d port.Ruling) string {
 	s := "deny"
 	switch {
 	case d.Pending():
@@ -40,8 +42,8 @@ func outcome(d port.Decision) string {
 	if d.Yields {
 		s += ", yields"
 	}
-	if d.Alias() != "" {
-		s += ", name " + d.Alias()
+	if d.Alias != "" {
+		s += ", name " + d.Alias
 	}
 	return s
 }
@@ -130,7 +132,7 @@ func TestLabels(t *testing.T) {
 			if got := outcome(d); got != tt.want {
 				t.Errorf("%s, want %s", got, tt.want)
 			}
-			if got := strings.Join(d.Warnings(), "\n"); (got == "") != (tt.warning == "") || !strings.Contains(got, tt.warning) {
+			if got := strings.Join(d.Warnings, "\n"); (got == "") != (tt.warning == "") || !strings.Contains(got, tt.warning) {
 				t.Errorf("warnings %q, want %q", got, tt.warning)
 			}
 			decide := 0
@@ -151,7 +153,7 @@ func TestLabels(t *testing.T) {
 }
 
 // within checks that labels open nothing that is denied without them, nor a wider address.
-func within(t *testing.T, plain, d port.Decision) {
+func within(t *testing.T, plain, d port.Ruling) {
 	t.Helper()
 	if d.Allow && !plain.Allow {
 		t.Errorf("labels open what is denied: %+v", d)
@@ -253,7 +255,7 @@ func FuzzLabels(f *testing.F) {
 				t.Fatalf("host port %d, which a rule denies", a.Port())
 			}
 		}
-		for _, text := range append([]string{d.Rule.String(), d.Alias()}, d.Warnings()...) {
+		for _, text := range append([]string{d.Rule.String(), d.Alias}, d.Warnings...) {
 			if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 				t.Fatalf("%q", text)
 			}

@@ -51,7 +51,7 @@ func (v side) name(r *rule) port.RuleRef { return r.ref.Here(v.host) }
 // no rule of it did. Within is where p appears unless a run-time rule narrows it. A winner that
 // denies is final. One that allows but has no host port for p gives way to a run-time rule that
 // has one.
-func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule, within []netip.AddrPort) (port.Decision, *rule) {
+func (s *Set) overlay(v side, p *port.Publication, d port.Ruling, winner *rule, within []netip.AddrPort) (port.Ruling, *rule) {
 	if winner != nil && winner.Deny {
 		return d, winner
 	}
@@ -87,7 +87,7 @@ func (s *Set) overlay(v side, p *port.Publication, d port.Decision, winner *rule
 // rules expose it, until the last of them ends. The others remain where the wider ones cannot
 // be opened. Beyond what the configuration has for all ports it goes nowhere, nor where a rule
 // of the configuration, winner, names the address.
-func (s *Set) widen(guest string, p *port.Publication, d *port.Decision, winner *rule) {
+func (s *Set) widen(guest string, p *port.Publication, d *port.Ruling, winner *rule) {
 	if winner != nil && winner.HostAddress != Asked() {
 		return
 	}
@@ -118,7 +118,7 @@ func (s *Set) widen(guest string, p *port.Publication, d *port.Decision, winner 
 }
 
 // narrow is decide, without addresses beyond those within which r may decide.
-func (r *rule) narrow(ref port.RuleRef, within []netip.AddrPort) port.Decision {
+func (r *rule) narrow(ref port.RuleRef, within []netip.AddrPort) port.Ruling {
 	d := r.decide(ref, slices.Clone(within))
 	for i, a := range d.Host {
 		if !covered(a.Addr(), within) {

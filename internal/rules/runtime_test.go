@@ -53,7 +53,7 @@ func asRequested(list []Rule) []Rule {
 }
 
 // short describes a decision in a few words.
-func short(d port.Decision) string {
+func short(d port.Ruling) string {
 	rule, _, _ := strings.Cut(d.Rule.String(), " (")
 	switch {
 	case d.Pending():
@@ -70,9 +70,9 @@ func short(d port.Decision) string {
 
 func TestRuntimeRulesDecideAfterTheConfiguration(t *testing.T) {
 	web := port.Publication{
-		Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}, Owner: port.Owner{Kind: port.OwnerProcess, Name: "web"},
+		Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}, Owner: port.Owner{Kind: port.OwnerProcess, Name: "web"}},
 	}
-	dns := port.Publication{Key: port.Key{Protocol: port.UDP, Address: netip.IPv4Unspecified(), Port: 53}}
+	dns := port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.UDP, Address: netip.IPv4Unspecified(), Port: 53}}}
 	waiting := web
 	waiting.OwnerPending, waiting.Owner = true, port.Owner{}
 	for name, c := range map[string]struct {
@@ -112,7 +112,7 @@ func TestRuntimeRulesDecideAfterTheConfiguration(t *testing.T) {
 
 // On a host the same order holds, for the guest that a rule names.
 func TestRuntimeRulesOfAHost(t *testing.T) {
-	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}}
+	p := port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}}}
 	asked := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}
 	s := withRuntime(t, Asked(), "{match: {guest: 'build*'}, action: deny}, {action: allow, onConflict: next}",
 		"{match: {guest: dev}, action: allow, hostPort: 8080, hostAddress: all}, {match: {guest: old}, action: deny}")
@@ -132,7 +132,7 @@ func TestRuntimeRulesOfAHost(t *testing.T) {
 // A port for which a rule of the configuration has no host port gets one of a run-time rule that
 // names it, at no wider address than that rule has, and with the rest of it.
 func TestRuntimeRuleOfAPortBeyondTheOffset(t *testing.T) {
-	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 60000}}
+	p := port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 60000}}}
 	asked := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:60000")}
 	const offset = "{match: {guest: build}, action: allow, hostPort: '+10000', onConflict: next%s}"
 	forward := func(rest string) string { return "{match: {ports: 60000, protocol: tcp}, action: allow" + rest + "}" }
@@ -191,7 +191,7 @@ func TestMayAllow(t *testing.T) {
 // What is exposed is open at more addresses, never beyond what the configuration's bind
 // allows, nor against a rule of it.
 func TestExposed(t *testing.T) {
-	p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 80}}
+	p := port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 80}}}
 	v4 := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}
 	both := []netip.AddrPort{v4[0], netip.MustParseAddrPort("[::1]:80")}
 	lan, err := ParseHostAddress("192.0.2.1")
@@ -275,12 +275,15 @@ func TestMayExpose(t *testing.T) {
 // demanded is a port of a container that was asked for.
 func demanded(address string, n uint16, texts ...string) port.Publication {
 	p := port.Publication{
-		Key:   port.Key{Protocol: port.TCP, Address: netip.MustParseAddr(address), Port: n},
-		Owner: port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "1", Labels: map[string]string{"secret": "yes"}},
+		Fact: port.Fact{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.MustParseAddr(address), Port: n},
+			Owner: port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "1", Labels: map[string]string{"secret": "yes"}},
+		},
 	}
 	for _, s := range texts {
 		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: s}})
 	}
+	p.SetNamed("", texts)
 	return p
 }
 
@@ -375,7 +378,7 @@ func TestProxyProtocol(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mail := port.Publication{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 25}}
+	mail := port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr("127.0.0.1"), Port: 25}}}
 	other := mail
 	other.Port = 26
 	check := func(when string) {
@@ -390,8 +393,9 @@ func TestProxyProtocol(t *testing.T) {
 	}
 	d := s.Decide(mail)
 	told, untold := mail, mail
-	told.Decision, untold.Decision = d, d
-	if untold.Decision.ProxyProtocol = port.ProxyProtocolNone; told.Equal(untold) {
+	told.Apply(d)
+	untold.Apply(d)
+	if untold.ProxyProtocol = port.ProxyProtocolNone; told.Equal(untold) {
 		t.Error("a port whose server is told is equal to one whose server is not")
 	}
 	if s, err = s.WithRuntime([]Rule{{Kind: port.RuleForward, Match: Match{Protocol: port.TCP, Ports: []PortRange{{25, 25}}}, HostPort: FixedPort(2525)}}); err != nil {

@@ -84,14 +84,14 @@ func (s *Set) Len() int { return len(s.rules) }
 // leads denies p, unless p is a Service's or a container's and the rule tells kinds of
 // owners apart only; where engines claim p for several owners, p is denied as pending
 // unless all decisions are the same.
-func (s *Set) Decide(p port.Publication) port.Decision {
+func (s *Set) Decide(p port.Publication) port.Ruling {
 	d, _, _ := s.decide(&p)
 	return d
 }
 
 // decide is Decide, with the rule that decides, nil if none does, and why a default would deny
 // p.
-func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by port.Reason) {
+func (s *Set) decide(p *port.Publication) (d port.Ruling, winner *rule, by port.Reason) {
 	if p.Owner.Held != nil {
 		process, container := asHeld(p)
 		if d, winner, by = s.decide(&process); !d.Allow {
@@ -112,7 +112,7 @@ func (s *Set) decide(p *port.Publication) (d port.Decision, winner *rule, by por
 			if r == nil {
 				e.Rule, r = d.Rule, winner
 			}
-			return port.Decision{Rule: e.Rule, Reason: port.Because(port.OwnerContested, rivals(p))}, r, by
+			return port.Ruling{Decision: port.Decision{Rule: e.Rule, Reason: port.Because(port.OwnerContested, rivals(p))}}, r, by
 		case d.Allow && leadsToDenied(p, o, e, r):
 			return deny(r.ref, port.DeniedTarget, describe(o.Owner)), r, by
 		}
@@ -131,19 +131,19 @@ func asHeld(p *port.Publication) (process, container port.Publication) {
 }
 
 // deniesHeld reports whether r denies by e a container that a user's own engine names.
-func (r *rule) deniesHeld(e port.Decision) bool {
+func (r *rule) deniesHeld(e port.Ruling) bool {
 	return r != nil && r.Deny && !e.Allow && !e.Pending() && r.Match.namesOwner()
 }
 
 // leadsToDenied reports whether a NAT rule leads to an owner whom r denies by e, and p
 // with them.
-func leadsToDenied(p *port.Publication, o port.OtherOwner, e port.Decision, r *rule) bool {
+func leadsToDenied(p *port.Publication, o port.OtherOwner, e port.Ruling, r *rule) bool {
 	return !o.Rival && !e.Allow && r != nil && (r.Match.namesOne() || sameTerms(p.Owner.Kind, o.Kind))
 }
 
 // deny is a denial by a rule.
-func deny(ref port.RuleRef, code port.Code, args ...string) port.Decision {
-	return port.Decision{Rule: ref, Reason: ref.Because(code, args...)}
+func deny(ref port.RuleRef, code port.Code, args ...string) port.Ruling {
+	return port.Ruling{Decision: port.Decision{Rule: ref, Reason: ref.Because(code, args...)}}
 }
 
 // sameTerms reports whether a rule that denies a NAT rule's target for its kind, or
@@ -175,20 +175,20 @@ func describe(o port.Owner) string {
 }
 
 // decideOne is decide for p's own owner.
-func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by port.Reason) {
+func (s *Set) decideOne(p *port.Publication) (d port.Ruling, winner *rule, by port.Reason) {
 	by = held(p)
 	winner, maybe := first(s.rules, "", p, !by.IsZero())
 	switch {
 	case winner != nil:
 		d = winner.decide(winner.ref, s.agentAddresses(p))
 	case !by.IsZero():
-		d = port.Decision{Rule: defaultOf(by), Reason: by}
+		d = port.Ruling{Decision: port.Decision{Rule: defaultOf(by), Reason: by}}
 	default:
-		d = port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(p)}
+		d = port.Ruling{Decision: port.Decision{Allow: true, Rule: defaultAllow, Host: s.agentAddresses(p)}}
 	}
 	if by.IsZero() && (winner == nil || !winner.decides(true)) && mayBeHeld(p) {
 		by = port.Because(port.OwnerAwaited)
-		return port.Decision{Rule: port.RuleRef{Kind: port.RuleEngine}, Reason: by}, nil, by
+		return port.Ruling{Decision: port.Decision{Rule: port.RuleRef{Kind: port.RuleEngine}, Reason: by}}, nil, by
 	}
 	for _, r := range maybe {
 		if m := r.decide(r.ref, s.agentAddresses(p)); m.Allow != d.Allow || !slices.Equal(m.Host, d.Host) {
@@ -216,9 +216,9 @@ func (s *Set) decideOne(p *port.Publication) (d port.Decision, winner *rule, by 
 // decision that depends on it is. Where one depends on what the agent left out of the
 // owner, p is denied. A rule that denies an owner to whom a NAT rule leads denies p as in
 // Decide.
-func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) port.Decision {
+func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) port.Ruling {
 	if len(asked) == 0 {
-		return port.Decision{Rule: hostDefault, Reason: port.Because(port.NothingAsked)}
+		return port.Ruling{Decision: port.Decision{Rule: hostDefault, Reason: port.Because(port.NothingAsked)}}
 	}
 	if p.Owner.Held != nil {
 		process, container := asHeld(&p)
@@ -248,9 +248,9 @@ func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) por
 }
 
 // decideHost is Host for p's own owner, with the rule that decides, nil if none does.
-func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPort) (port.Decision, *rule) {
+func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPort) (port.Ruling, *rule) {
 	winner, maybe := first(s.rules, guest, p, false)
-	d := port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}
+	d := port.Ruling{Decision: port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}}
 	if p.Decision.Yields && (winner == nil || winner.HostPort == HostPort{}) {
 		if r, n := s.mayTake(guest, p, asked); r != nil {
 			return deny(r.onHost(), port.DeniedHostPort, strconv.Itoa(int(n))), r
@@ -328,10 +328,10 @@ func (l label) excludes(o *port.Owner) bool {
 
 // undecided is the decision about p where it depends on r: pending if the owner is not
 // known yet, and a denial if the guest left something out, which does not come.
-func (r *rule) undecided(ref port.RuleRef, p *port.Publication) port.Decision {
+func (r *rule) undecided(ref port.RuleRef, p *port.Publication) port.Ruling {
 	f := r.mismatch(p)
 	if r.waits(p, f) {
-		return port.Decision{Rule: ref, Reason: port.Because(port.OwnerAwaited)}
+		return port.Ruling{Decision: port.Decision{Rule: ref, Reason: port.Because(port.OwnerAwaited)}}
 	}
 	return deny(ref, port.DeniedCut, r.lacks(&p.Owner, f))
 }
@@ -353,7 +353,7 @@ func (r *rule) decides(isHeld bool) bool {
 	return !r.Exposes() && (r.Deny || !isHeld || len(r.Match.Ports) > 0)
 }
 
-func (r *rule) decide(ref port.RuleRef, addrs []netip.AddrPort) port.Decision {
+func (r *rule) decide(ref port.RuleRef, addrs []netip.AddrPort) port.Ruling {
 	if r.Deny {
 		return deny(ref, port.DeniedByRule)
 	}
@@ -364,7 +364,7 @@ func (r *rule) decide(ref port.RuleRef, addrs []netip.AddrPort) port.Decision {
 		}
 		addrs[i] = netip.AddrPortFrom(r.HostAddress.of(a.Addr()), n)
 	}
-	return port.Decision{Allow: true, Rule: ref, Host: unique(addrs), OnConflict: r.OnConflict, ProxyProtocol: r.ProxyProtocol}
+	return port.Ruling{Decision: port.Decision{Allow: true, Rule: ref, Host: unique(addrs)}, OnConflict: r.OnConflict, ProxyProtocol: r.ProxyProtocol}
 }
 
 // agentAddresses is what the agent asks for unless a rule has more.
@@ -468,12 +468,15 @@ func (m *Match) hasAddress(p *port.Publication) bool {
 }
 
 func (m *Match) hasSource(p *port.Publication) bool {
-	for i := range p.Origins {
-		if slices.Contains(m.Sources, port.Family(p.Origins[i].Source)) {
+	if len(m.Sources) == 0 {
+		return true
+	}
+	for s := range p.Sources() {
+		if slices.Contains(m.Sources, port.Family(s)) {
 			return true
 		}
 	}
-	return len(m.Sources) == 0
+	return false
 }
 
 func (r *rule) hasLabels(p *port.Publication) bool {
@@ -522,7 +525,7 @@ func (s *Set) Explain(p port.Publication) []Step {
 }
 
 // ExplainHost is Host, with how each rule applies, as in Explain.
-func (s *Set) ExplainHost(guest string, p port.Publication, asked []netip.AddrPort) (port.Decision, []Step) {
+func (s *Set) ExplainHost(guest string, p port.Publication, asked []netip.AddrPort) (port.Ruling, []Step) {
 	d := s.Host(guest, p, slices.Clone(asked))
 	if p.Owner.Held != nil {
 		p, _ = asHeld(&p)
@@ -601,11 +604,7 @@ func (r *rule) why(f field, p *port.Publication) string {
 	case fieldAddress:
 		return fmt.Sprintf("address is %s, not %s", p.Address, either(m.Addresses))
 	case fieldSource:
-		var sources []string
-		for _, o := range p.Origins {
-			sources = append(sources, o.Source)
-		}
-		return fmt.Sprintf("source is %s, not %s", cmp.Or(strings.Join(slices.Compact(sources), " and "), "not known"),
+		return fmt.Sprintf("source is %s, not %s", cmp.Or(strings.Join(slices.Compact(slices.Collect(p.Sources())), " and "), "not known"),
 			strings.Join(m.Sources, " or "))
 	case fieldDemand:
 		return fmt.Sprintf("it is not what %s asks for", m.Demand)

@@ -45,7 +45,7 @@ func mustSet(t testing.TB, yaml string) *Set {
 }
 
 // verdict is a decision as one line: "127.0.0.1:80 [::1]:80 (default)".
-func verdict(d port.Decision) string {
+func verdict(d port.Ruling) string {
 	if !d.Allow {
 		if len(d.Host) > 0 {
 			return "denied, with host addresses"
@@ -296,7 +296,7 @@ func TestHostNeverWider(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := port.Publication{Key: port.Key{Protocol: port.TCP, Address: pick(), Port: 80}}
+		p := port.Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: pick(), Port: 80}}}
 		var asked []netip.AddrPort
 		for range 1 + rnd.IntN(3) {
 			asked = append(asked, netip.AddrPortFrom(pick(), 80))
@@ -461,9 +461,11 @@ func TestRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := port.Publication{
-			Key:     port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200},
-			Owner:   port.Owner{Kind: port.OwnerProcess, Name: "docker-proxy"},
-			Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}}, OwnerPending: true,
+			Fact: port.Fact{
+				Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200},
+				Owner: port.Owner{Kind: port.OwnerProcess, Name: "docker-proxy"}, OwnerPending: true,
+			},
+			Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}},
 		}
 		got := "deny"
 		switch d := set.Decide(p); {
@@ -497,7 +499,7 @@ func TestDeclaredWellKnownPortIsPublished(t *testing.T) {
 	for _, source := range []string{"docker", "containerd", "kube", "socket", "nat"} {
 		for _, n := range []uint16{53, 5353} {
 			p := port.Publication{
-				Key:     port.Key{Protocol: port.UDP, Address: netip.IPv4Unspecified(), Port: n},
+				Fact:    port.Fact{Key: port.Key{Protocol: port.UDP, Address: netip.IPv4Unspecified(), Port: n}},
 				Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}, {Origin: port.Origin{Source: source}}},
 			}
 			want := source != "socket" && source != "nat"
@@ -543,7 +545,7 @@ func TestEnginesOwnPortsAreDeniedUnlessNamed(t *testing.T) {
 	} {
 		at := netip.MustParseAddrPort(c.at)
 		p := port.Publication{
-			Key: port.Key{Protocol: c.proto, Address: at.Addr(), Port: at.Port()}, Owner: c.owner,
+			Fact:    port.Fact{Key: port.Key{Protocol: c.proto, Address: at.Addr(), Port: at.Port()}, Owner: c.owner},
 			Origins: []port.OriginInfo{{Origin: port.Origin{Source: c.source}}},
 		}
 		d := Empty(Loopback()).Decide(p)
@@ -589,8 +591,9 @@ func TestEnginesOwnPortsWaitForTheOwner(t *testing.T) {
 	} {
 		at := netip.MustParseAddrPort(c.at)
 		p := port.Publication{
-			Key: port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()}, Owner: c.owner, Contained: c.contained,
-			Origins: []port.OriginInfo{{Origin: port.Origin{Source: c.source}}}, OwnerPending: true,
+			Fact:      port.Fact{Key: port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()}, Owner: c.owner, OwnerPending: true},
+			Contained: c.contained,
+			Origins:   []port.OriginInfo{{Origin: port.Origin{Source: c.source}}},
 		}
 		set, err := New(Loopback(), c.rules)
 		if err != nil {
@@ -629,8 +632,9 @@ func TestEnginesNamesAreNotPrefixes(t *testing.T) {
 	} {
 		at := netip.MustParseAddrPort(c.at)
 		p := port.Publication{
-			Key: port.Key{Protocol: c.proto, Address: at.Addr(), Port: at.Port()}, Contained: c.contained,
-			Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}},
+			Fact:      port.Fact{Key: port.Key{Protocol: c.proto, Address: at.Addr(), Port: at.Port()}},
+			Contained: c.contained,
+			Origins:   []port.OriginInfo{{Origin: port.Origin{Source: "socket"}}},
 		}
 		if c.name != "" {
 			p.Owner = port.Owner{Kind: port.OwnerProcess, Name: c.name}
@@ -680,8 +684,7 @@ func TestOtherOwners(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := port.Publication{
-			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200},
-			Owner: c.owner, Others: []port.OtherOwner{c.other},
+			Fact:    port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, Owner: c.owner, Others: []port.OtherOwner{c.other}},
 			Origins: []port.OriginInfo{{Origin: port.Origin{Source: "docker"}}},
 		}
 		d := set.Decide(p)
@@ -729,8 +732,10 @@ func TestHostRuleThatNamesAnOwnerWaitsForIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := port.Publication{
-			Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, OwnerPending: true,
-			Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8200")}},
+			Fact: port.Fact{
+				Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, OwnerPending: true,
+				Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8200")}},
+			},
 		}
 		d := set.Host("vm", p, p.Decision.Host)
 		got := "deny"
@@ -774,9 +779,10 @@ func TestHostRuleDeniesTargetOwner(t *testing.T) {
 		}
 		asked := netip.MustParseAddrPort("127.0.0.1:8200")
 		p := port.Publication{
-			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200},
-			Owner: c.owner, Others: []port.OtherOwner{{Owner: secret}},
-			Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
+			Fact: port.Fact{
+				Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, Owner: c.owner,
+				Others: []port.OtherOwner{{Owner: secret}}, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
+			},
 		}
 		d := set.Host("vm", p, p.Decision.Host)
 		if d.Allow != c.allow || d.Pending() || c.allow && !slices.Equal(d.Host, []netip.AddrPort{asked}) {
@@ -837,8 +843,10 @@ func TestHostRuleThatMayMatchWhatWasLeftOut(t *testing.T) {
 			}
 			asked := netip.MustParseAddrPort("127.0.0.1:8200")
 			p := port.Publication{
-				Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, Owner: c.owner,
-				Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
+				Fact: port.Fact{
+					Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, Owner: c.owner,
+					Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
+				},
 			}
 			d := set.Host("vm", p, p.Decision.Host)
 			if d.Allow != (c.reason == "") || d.Pending() || !strings.Contains(strings.NewReplacer("host runtime rule", "host rule", " (deny)", "", " (forward)", "").Replace(d.Reason.String()), c.reason) {
@@ -861,7 +869,7 @@ func TestSourcesOfOneFamily(t *testing.T) {
 	}
 	for _, source := range []string{"kube", "kube:k3s", "kube:/a:b"} {
 		p := port.Publication{
-			Key:     port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080},
+			Fact:    port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 30080}},
 			Origins: []port.OriginInfo{{Origin: port.Origin{Source: source}}},
 		}
 		if d := set.Decide(p); d.Allow || !strings.HasPrefix(d.Rule.String(), "rule 1") {

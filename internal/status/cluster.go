@@ -24,7 +24,7 @@ func WriteCluster(w io.Writer, l List, style Style) error {
 	}
 	for _, p := range l.Publications {
 		row := []string{
-			p.Key().Slot().String(), Quote(p.Address.String()), p.State.String(), Quote(p.Node), ownerColumn(p.Owner, style.Wide), Age(style.Now.Sub(p.Since)),
+			p.Key.Slot().String(), Quote(p.Address.String()), p.State.String(), Quote(p.Node), ownerColumn(p.Owner, style.Wide), Age(style.Now.Sub(p.Since)),
 		}
 		if reasons {
 			row = append(row, orDash(Quote(p.Reason)))

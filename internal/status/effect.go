@@ -57,15 +57,9 @@ func (p Publication) named(m *rules.Match) bool {
 	if p.Waits != "" {
 		return false
 	}
-	about := port.Publication{
-		Key:   p.Key(),
-		Owner: port.Owner{Kind: p.Owner.Kind, Name: p.Owner.Name, Namespace: p.Owner.Namespace, Labels: p.Owner.Labels},
-	}
+	about := port.Publication{Fact: p.Fact}
 	for _, o := range p.Origins {
 		about.Origins = append(about.Origins, port.OriginInfo{Origin: port.Origin{Source: o.Source}})
-	}
-	for _, d := range p.Demands {
-		about.Origins = append(about.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: d}})
 	}
 	return m.Matches(p.Guest, &about)
 }
@@ -81,10 +75,10 @@ func namedBy(m *rules.Match, ports []Publication) (named []Publication) {
 	for _, p := range ports {
 		if p.named(m) {
 			named = append(named, p)
-			published[id{p.Guest, p.Key()}] = published[id{p.Guest, p.Key()}] || !p.Unpublished
+			published[id{p.Guest, p.Key}] = published[id{p.Guest, p.Key}] || !p.Unpublished
 		}
 	}
-	return slices.DeleteFunc(named, func(p Publication) bool { return p.Unpublished && published[id{p.Guest, p.Key()}] })
+	return slices.DeleteFunc(named, func(p Publication) bool { return p.Unpublished && published[id{p.Guest, p.Key}] })
 }
 
 // requested describes a request and the ports that it is about.

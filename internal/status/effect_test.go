@@ -68,7 +68,9 @@ func (h *hostOf) do(t *testing.T, q forwards.Request) (Requested, ForwardChange,
 
 func open(n, at uint16) Publication {
 	return Publication{
-		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n, Guest: vmID, State: port.Active,
+		Fact:          port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}},
+		Guest:         vmID,
+		State:         port.Active,
 		HostAddresses: []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at)},
 	}
 }
@@ -207,7 +209,8 @@ func TestWhatRemainsClosed(t *testing.T) {
 // A request names the ports that all its fields match.
 func TestPortsOfRequests(t *testing.T) {
 	web := open(8080, 8080)
-	web.Owner, web.Origins, web.Demands = Owner{Kind: port.OwnerContainer, Name: "web"}, []Origin{{Source: "docker"}}, []string{"web:8080/tcp"}
+	web.Owner, web.Origins = port.Owner{Kind: port.OwnerContainer, Name: "web"}, []Origin{{Source: "docker"}}
+	web.SetNamed("", []string{"web:8080/tcp"})
 	ports := []Publication{web, open(8080, 8081), DescribeWaiting(port.Demand{Slot: port.Slot{Protocol: port.TCP, Port: 8080}, Name: "db"}, port.Because(port.NotServedYet), web.Since)}
 	for q, want := range map[forwards.Request]int{
 		{Protocol: port.TCP, Port: 8080}: 2, {Protocol: port.UDP, Port: 8080}: 0, {Owner: "w*"}: 1, {All: true}: 2, {All: true, Guest: "vsock:*"}: 2,

@@ -52,7 +52,7 @@ type rows struct {
 	Reset      bool          `json:"reset,omitempty"` // forget all previous rows
 	More       bool          `json:"more,omitempty"`  // the next one continues it
 	Put        []Publication `json:"put,omitempty"`
-	Removed    []Removed     `json:"removed,omitempty"`
+	Removed    []RowID       `json:"removed,omitempty"`
 }
 
 const (
@@ -137,7 +137,7 @@ func (s *stream) change(ctx context.Context, d Delta) error {
 	if err := s.sendSources(); err != nil {
 		return err
 	}
-	slices.SortFunc(d.Put, func(a, b Publication) int { return a.Key().Compare(b.Key()) })
+	slices.SortFunc(d.Put, func(a, b Publication) int { return a.Key.Compare(b.Key) })
 	part := rows{Generation: d.Generation, Reset: !s.begun, Removed: d.Removed}
 	s.begun = true
 	for put := range slices.Chunk(d.Put, rowsAMax) {

@@ -28,15 +28,15 @@ func linesOf(rows []Publication) []line {
 	lines := make([]line, 0, len(rows))
 	at := make(map[nodeRow]int) // IPv4 wildcards in lines
 	for _, p := range rows {
-		k := nodeRow{p.Node, keyOf(p)}
+		k := nodeRow{p.Node, idOf(p)}
 		if p.Address.IsValid() && p.Address.IsUnspecified() {
-			other, _ := p.Key().OtherFamily()
-			k.row.key = other
+			other, _ := p.Key.OtherFamily()
+			k.row.Key = other
 			if i, ok := at[k]; ok && lines[i].joins(p) {
 				lines[i].join(p)
 				continue
 			}
-			k.row.key = p.Key()
+			k.row.Key = p.Key
 			at[k] = len(lines)
 		}
 		lines = append(lines, line{p, false})

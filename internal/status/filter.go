@@ -88,7 +88,7 @@ func (t term) match(p Publication) bool {
 	}
 	switch t.key {
 	case "port":
-		return t.value == strconv.Itoa(int(p.Port)) || t.value == p.Key().Slot().String()
+		return t.value == strconv.Itoa(int(p.Port)) || t.value == p.Key.Slot().String()
 	case "protocol":
 		return t.value == p.Protocol.String()
 	case "state":
@@ -104,5 +104,5 @@ func (t term) match(p Publication) bool {
 	case "guest":
 		return has(p.Guest, p.GuestName)
 	}
-	return has(slices.Concat(owner, addresses, sources, []string{p.Key().Slot().String(), p.shownState(), p.Guest, p.GuestName, p.Node, p.Reason})...)
+	return has(slices.Concat(owner, addresses, sources, []string{p.Key.Slot().String(), p.shownState(), p.Guest, p.GuestName, p.Node, p.Reason})...)
 }

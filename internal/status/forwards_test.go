@@ -56,14 +56,20 @@ func TestForwardsOverTheControlSocket(t *testing.T) {
 func TestRequested(t *testing.T) {
 	at := netip.MustParseAddrPort("127.0.0.1:18080")
 	ports := []Publication{
-		{Protocol: port.TCP, Port: 8080, Guest: "dev", State: port.Conflict, Reason: "taken"},
-		{Protocol: port.TCP, Port: 8080, Guest: "dev", State: port.Active, HostAddresses: []netip.AddrPort{at}},
-		{Protocol: port.TCP, Port: 8080, Guest: "build", State: port.Conflict, Reason: "taken"},
-		{Protocol: port.TCP, Port: 9090, Guest: "dev", State: port.Denied, Reason: "denied by rule 1", Code: port.DeniedByRule, Unpublished: true},
-		{Protocol: port.TCP, Port: 7070, Guest: "dev", State: port.Active, Lost: true},
-		{Protocol: port.TCP, Port: 6060, Guest: "dev", State: port.Active, HostAddresses: []netip.AddrPort{at}, Outcomes: []Outcome{
-			{HostAddress: "0.0.0.0:6060", State: port.Conflict, Reason: "held"}, {HostAddress: "127.0.0.1:6060", State: port.Active},
-		}},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 8080}}, Guest: "dev", State: port.Conflict, Reason: "taken"},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 8080}}, Guest: "dev", State: port.Active, HostAddresses: []netip.AddrPort{at}},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 8080}}, Guest: "build", State: port.Conflict, Reason: "taken"},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 9090}}, Guest: "dev", State: port.Denied, Reason: "denied by rule 1", Code: port.DeniedByRule, Unpublished: true},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 7070}}, Guest: "dev", State: port.Active, Lost: true},
+		{
+			Fact:          port.Fact{Key: port.Key{Protocol: port.TCP, Port: 6060}},
+			Guest:         "dev",
+			State:         port.Active,
+			HostAddresses: []netip.AddrPort{at},
+			Outcomes: []Outcome{
+				{HostAddress: "0.0.0.0:6060", State: port.Conflict, Reason: "held"}, {HostAddress: "127.0.0.1:6060", State: port.Active},
+			},
+		},
 	}
 	tcp := func(op forwards.Op, n uint16, guest string) forwards.Request {
 		return forwards.Request{Op: op, Protocol: port.TCP, Port: n, Guest: guest}
@@ -99,10 +105,10 @@ func TestOpenToOtherMachines(t *testing.T) {
 	local := []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
 	until := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	ports := []Publication{
-		{Protocol: port.TCP, Port: 8080, Guest: "dev", State: port.Active, ExposedUntil: until, HostAddresses: at("0.0.0.0:18080", "[::1]:18080")},
-		{Protocol: port.TCP, Port: 8080, Guest: "build", State: port.Active, ExposedUntil: until, HostAddresses: at("127.0.0.1:8080", "192.0.2.11:8080")},
-		{Protocol: port.TCP, Port: 8080, Guest: "asks", State: port.Active, HostAddresses: at("[::]:28080")},
-		{Protocol: port.UDP, Port: 8080, Guest: "dev", State: port.Active, HostAddresses: at("0.0.0.0:8080")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 8080}}, Guest: "dev", State: port.Active, ExposedUntil: until, HostAddresses: at("0.0.0.0:18080", "[::1]:18080")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 8080}}, Guest: "build", State: port.Active, ExposedUntil: until, HostAddresses: at("127.0.0.1:8080", "192.0.2.11:8080")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 8080}}, Guest: "asks", State: port.Active, HostAddresses: at("[::]:28080")},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.UDP, Port: 8080}}, Guest: "dev", State: port.Active, HostAddresses: at("0.0.0.0:8080")},
 	}
 	for guest, want := range map[string][2][]netip.AddrPort{
 		"":    {at("192.0.2.10:18080", "192.0.2.11:8080"), at("[2001:db8::10]:28080")},
@@ -120,8 +126,11 @@ func TestOpenToOtherMachines(t *testing.T) {
 func TestExposedPortsAreRed(t *testing.T) {
 	until := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	p := Publication{
-		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080, State: port.Active, ExposedUntil: until,
-		Reason: "open to other machines until 2026-11-21 12:00:00 UTC", HostAddresses: []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:8080")},
+		Fact:          port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8080}},
+		State:         port.Active,
+		ExposedUntil:  until,
+		Reason:        "open to other machines until 2026-11-21 12:00:00 UTC",
+		HostAddresses: []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:8080")},
 	}
 	var out strings.Builder
 	if err := WriteTable(&out, List{Publications: []Publication{p}}, Style{Paint: Painter{On: true}, Now: until}); err != nil {
@@ -148,9 +157,11 @@ func TestExposedPortsAreRed(t *testing.T) {
 func TestDescribeDemand(t *testing.T) {
 	at := netip.MustParseAddrPort("127.0.0.1:18080")
 	ports := []Publication{
-		{Protocol: port.TCP, Port: 80, State: port.Active, HostAddresses: []netip.AddrPort{at}, Demands: []string{"web:80/tcp"}},
-		{Protocol: port.TCP, Port: 80, State: port.Conflict, Reason: "taken", Demands: []string{"api:80/tcp"}},
-		{Protocol: port.TCP, Port: 80, State: port.Conflict, Reason: "taken"},
+		{Fact: port.Fact{
+			Key: port.Key{Protocol: port.TCP, Port: 80}, Named: &port.Named{Demands: []string{"web:80/tcp"}},
+		}, State: port.Active, HostAddresses: []netip.AddrPort{at}},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 80}, Named: &port.Named{Demands: []string{"api:80/tcp"}}}, State: port.Conflict, Reason: "taken"},
+		{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Port: 80}}, State: port.Conflict, Reason: "taken"},
 	}
 	s := &Server{o: Options{Demands: func(d port.Demand) port.Reason {
 		if d.Name == "new" {
@@ -231,7 +242,7 @@ func TestRowsThatWait(t *testing.T) {
 	if es := tr.events(Delta{Put: []Publication{web, svc}}, time.Time{}); len(es) != 2 || es[0].Type != Added || es[1].Type != Added {
 		t.Errorf("%+v", es)
 	}
-	if es := tr.events(Delta{Removed: []Removed{{Key: web.Key(), Waits: web.Waits}}}, time.Time{}); len(es) != 1 || es[0].Type != Gone || es[0].Publication.Waits != web.Waits {
+	if es := tr.events(Delta{Removed: []RowID{{Key: web.Key, Waits: web.Waits}}}, time.Time{}); len(es) != 1 || es[0].Type != Gone || es[0].Publication.Waits != web.Waits {
 		t.Errorf("%+v", es)
 	}
 	if f := requested(forwards.Entry{Request: forwards.Request{Op: forwards.Forward, Protocol: port.TCP, Port: 80}}, []Publication{web, svc}); f.Reason != notServed {
@@ -253,17 +264,5 @@ func TestRowsThatWait(t *testing.T) {
 	var read Publication
 	if err := json.Unmarshal(again, &read); err != nil || read.Waits != svc.Waits || read.Address.IsValid() {
 		t.Errorf("%s: %+v, %v", again, read, err)
-	}
-}
-
-// A row names what it was asked for by, without what is of the source's own.
-func TestDescribeDemandsOfARow(t *testing.T) {
-	p := port.Publication{Origins: []port.OriginInfo{
-		{Origin: port.Origin{Source: port.SourceDemand, ID: "svc/default/web:80/tcp"}},
-		{Origin: port.Origin{Source: port.SourceDemand, ID: "svc/default/web:80/tcp endpoints"}},
-		{Origin: port.Origin{Source: "docker", ID: "web:80/tcp"}},
-	}}
-	if got := Describe(p, nil).Demands; !slices.Equal(got, []string{"svc/default/web:80/tcp"}) {
-		t.Errorf("%q", got)
 	}
 }

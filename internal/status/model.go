@@ -82,16 +82,14 @@ const (
 	PeerAway      = "away"
 )
 
-// Publication is one row.
+// Publication is one row: what a guest says of a port, and what Describe makes of that and of its
+// outcomes. All text of the fact comes from the guest and is not trusted.
 type Publication struct {
-	Protocol      port.Protocol    `json:"protocol"`
-	Address       netip.Addr       `json:"address"`
-	Port          uint16           `json:"port"`
+	port.Fact
 	HostAddresses []netip.AddrPort `json:"hostAddresses"` // where it is reachable now
 	State         port.State       `json:"state"`         // the best outcome
 	Reason        string           `json:"reason"`
 	Code          port.Code        `json:"code,omitempty"` // of the first of the reasons
-	Owner         Owner            `json:"owner"`
 	Origins       []Origin         `json:"origins"`
 	DialTarget    string           `json:"dialTarget"`
 	Since         time.Time        `json:"since"`
@@ -106,8 +104,6 @@ type Publication struct {
 	Names        []string  `json:"names,omitempty"`    // on a host that serves names: that lead to it, shortest first
 	// URL leads to it by the first of Names, on a host that serves names; empty otherwise.
 	URL string `json:"url,omitempty"`
-	// Demands are the names by which the port was asked for, published or not: "web:80/tcp".
-	Demands []string `json:"demands,omitempty"`
 	// Lost reports, on a host, that the guest is not connected, or was restarted and has not
 	// reported the port again: what is open leads nowhere.
 	Lost bool `json:"lost,omitempty"`
@@ -151,27 +147,6 @@ func (p Publication) guestAddress() string {
 		return d.Owner()
 	}
 	return p.Address.String()
-}
-
-// Key identifies the row among those of one guest, but for what Waits.
-func (p Publication) Key() port.Key {
-	return port.Key{Protocol: p.Protocol, Address: p.Address, Port: p.Port}
-}
-
-// Owner is who serves a port. Names and labels come from the guest and are not trusted.
-type Owner struct {
-	Kind      port.OwnerKind    `json:"kind"`
-	Name      string            `json:"name"`
-	ID        string            `json:"id"`
-	Namespace string            `json:"namespace,omitempty"`
-	Cluster   string            `json:"cluster,omitempty"` // of Kubernetes, where several are followed
-	Labels    map[string]string `json:"labels"`
-	// LabelsOmitted and NameCut report, on a host, that the guest left out labels, or the
-	// end of Name or Namespace, because they are too many or too long.
-	LabelsOmitted bool `json:"labelsOmitted,omitempty"`
-	NameCut       bool `json:"nameCut,omitempty"`
-	// Held is set of a container that a user's own engine names.
-	Held *port.Held `json:"held,omitempty"`
 }
 
 // Origin is one reason for a publication.
@@ -230,16 +205,19 @@ type Provider interface {
 type Delta struct {
 	Generation uint64
 	Put        []Publication
-	Removed    []Removed
+	Removed    []RowID
 }
 
-// Removed identifies a removed row.
-type Removed struct {
+// RowID identifies a row of one process. The fields are those of Publication: a port that is
+// denied while it is open has two rows for a moment, and several may wait for one port.
+type RowID struct {
 	port.Key
 	Guest       string `json:"guest,omitempty"`
-	Unpublished bool   `json:"unpublished,omitempty"` // see Publication
-	Waits       string `json:"waits,omitempty"`       // see Publication
+	Unpublished bool   `json:"unpublished,omitempty"`
+	Waits       string `json:"waits,omitempty"`
 }
+
+func idOf(p Publication) RowID { return RowID{p.Key, p.Guest, p.Unpublished, p.Waits} }
 
 // Event is one line of the watch stream.
 type Event struct {
@@ -262,29 +240,19 @@ const (
 )
 
 // Describe makes a row of a publication and its outcomes.
-func Describe(p port.Publication, outcomes []Outcome) Publication {
+func Describe(p port.Publication, outcomes []port.SinkOutcome) Publication {
 	row := Publication{
-		Protocol: p.Protocol, Address: p.Address, Port: p.Port,
-		HostAddresses: []netip.AddrPort{}, Outcomes: outcomes, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast, Rule: p.Decision.Rule.String(), Warnings: p.Decision.Warnings(),
-		Owner: Owner{
-			Kind: p.Owner.Kind, Name: p.Owner.Name, ID: p.Owner.ID, Namespace: p.Owner.Namespace, Cluster: p.Owner.Cluster, Labels: p.Owner.Labels,
-			LabelsOmitted: p.Owner.LabelsOmitted, NameCut: p.Owner.NameCut, Held: p.Owner.Held,
-		},
-	}
-	if row.Owner.Labels == nil {
-		row.Owner.Labels = map[string]string{}
+		Fact: p.Fact, HostAddresses: []netip.AddrPort{}, Outcomes: []Outcome{}, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast,
+		Rule: p.Decision.Rule.String(), Warnings: p.Warnings(),
 	}
 	for _, o := range p.Origins {
-		if d, err := port.ParseDemand(o.ID); o.Source == port.SourceDemand && err == nil {
-			row.Demands = append(row.Demands, d.String())
-		}
 		row.Origins = append(row.Origins, Origin{Source: o.Source, Detail: o.Detail.String(), Since: o.Since.UTC()})
 	}
 	if len(p.Dial) > 0 {
 		row.DialTarget = p.Dial[0].String()
 	}
-	if row.Outcomes == nil {
-		row.Outcomes = []Outcome{}
+	for _, o := range outcomes {
+		row.Outcomes = append(row.Outcomes, describeOutcome(o))
 	}
 	if !p.Decision.Allow {
 		row.State = port.Denied
@@ -297,12 +265,11 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 	row.State = port.Pending
 	for i, o := range outcomes {
 		if i == 0 || o.State > row.State {
-			row.State, row.Reason, row.Code = o.State, o.Reason, o.Code
+			row.State = o.State
+			row.Because(o.Reason)
 		}
-		if o.State == port.Active {
-			if at, err := netip.ParseAddrPort(o.HostAddress); err == nil {
-				row.HostAddresses = append(row.HostAddresses, at)
-			}
+		if o.State == port.Active && o.HostAddress.IsValid() {
+			row.HostAddresses = append(row.HostAddresses, o.HostAddress)
 		}
 	}
 	if p.Decision.Labelled() && row.State == port.Active && row.Code == port.Unstated {
@@ -311,26 +278,28 @@ func Describe(p port.Publication, outcomes []Outcome) Publication {
 	return row
 }
 
-// DescribeWaiting makes a row of a port that is asked for by name and is not there.
-func DescribeWaiting(d port.Demand, reason port.Reason, since time.Time) Publication {
-	row := Describe(port.Publication{
-		Key:      port.Key{Protocol: d.Protocol, Port: d.Port},
-		Owner:    port.Owner{Kind: port.OwnerContainer, Name: d.Name, Namespace: d.Scope},
-		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: port.SourceDemand, ID: d.String()}, Since: since}},
-		Decision: port.Decision{Reason: reason}, Since: since,
-	}, nil)
-	if d.Service {
-		row.Owner.Kind = port.OwnerService
-	}
-	row.Waits = d.String()
-	return row
-}
-
-// DescribeOutcome makes the JSON form of an outcome.
-func DescribeOutcome(sink string, o port.Outcome) Outcome {
-	out := Outcome{Sink: sink, State: o.State, Reason: o.Reason.String(), Code: o.Reason.Code(), Since: o.Since.UTC()}
+func describeOutcome(o port.SinkOutcome) Outcome {
+	out := Outcome{Sink: o.Sink, State: o.State, Reason: o.Reason.String(), Code: o.Reason.Code(), Since: o.Since.UTC()}
 	if o.HostAddress.IsValid() {
 		out.HostAddress = o.HostAddress.String()
 	}
 	return out
+}
+
+// DescribeWaiting makes a row of a port that is asked for by name and is not there.
+func DescribeWaiting(d port.Demand, reason port.Reason, since time.Time) Publication {
+	p := port.Publication{
+		Fact: port.Fact{
+			Key: port.Key{Protocol: d.Protocol, Port: d.Port}, Source: port.SourceDemand,
+			Owner:    port.Owner{Kind: port.OwnerContainer, Name: d.Name, Namespace: d.Scope},
+			Decision: port.Decision{Reason: reason}, Named: &port.Named{Demands: []string{d.String()}},
+		},
+		Origins: []port.OriginInfo{{Origin: port.Origin{Source: port.SourceDemand, ID: d.String()}, Since: since}}, Since: since,
+	}
+	if d.Service {
+		p.Owner.Kind = port.OwnerService
+	}
+	row := Describe(p, nil)
+	row.Waits = d.String()
+	return row
 }

@@ -55,9 +55,10 @@ func (p *fakeProvider) Changes(ctx context.Context, f func(Delta) error) error {
 
 func publication(number uint16) Publication {
 	return Describe(port.Publication{
-		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: number},
-		Owner:    port.Owner{Kind: port.OwnerProcess, Name: `<img src=x onerror=alert(1)>`},
-		Decision: port.Decision{Allow: true},
+		Fact: port.Fact{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: number},
+			Owner: port.Owner{Kind: port.OwnerProcess, Name: `<img src=x onerror=alert(1)>`}, Decision: port.Decision{Allow: true},
+		},
 	}, nil)
 }
 
@@ -468,7 +469,7 @@ func TestEventStream(t *testing.T) {
 	if !first.Reset || !first.More || len(first.Put) != rowsAMax || second.Reset || second.More || len(second.Put) != 1 {
 		t.Errorf("in parts: %v %v %d, %v %v %d", first.Reset, first.More, len(first.Put), second.Reset, second.More, len(second.Put))
 	}
-	s.provider.deltas <- Delta{Generation: 2, Removed: []Removed{{Key: publication(7).Key()}}}
+	s.provider.deltas <- Delta{Generation: 2, Removed: []RowID{{Key: publication(7).Key}}}
 	if got := rowsNext(); got.Reset || got.More || len(got.Removed) != 1 || got.Removed[0].Port != 7 || got.Generation != 2 {
 		t.Errorf("change: %+v", got)
 	}

@@ -18,7 +18,7 @@ import (
 
 // A refused host, and a guest that is not connected, are named below the table.
 func TestPeersBelowTheTable(t *testing.T) {
-	row := published(8080, Owner{Kind: port.OwnerProcess, Name: "web"})
+	row := published(8080, port.Owner{Kind: port.OwnerProcess, Name: "web"})
 	row.HostAddresses = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
 	row.State, row.Guest = port.Active, "unix:///a"
 	lost := row
@@ -95,11 +95,11 @@ func TestRulesOfARunningAgent(t *testing.T) {
 	}
 	server := NewServer(Options{Provider: &fakeProvider{}, Logger: slog.New(slog.DiscardHandler), Rules: func() *rules.Set { return set }})
 	run(t, func(ctx context.Context) { _ = server.Serve(ctx, control, true) })
-	v, err := NewClient(path).TestRules(t.Context(), RuleQuery{Key: published(9229, Owner{}).Key(), Source: "socket"})
+	v, err := NewClient(path).TestRules(t.Context(), RuleQuery{Key: published(9229, port.Owner{}).Key, Source: "socket"})
 	if err != nil || v.Allow || v.Rule != "rule 1 (no-debug)" {
 		t.Errorf("%+v, %v", v, err)
 	}
-	query := RuleQuery{Key: published(80, Owner{}).Key(), Source: port.SourceDemand, Demand: "web:80/tcp"}
+	query := RuleQuery{Key: published(80, port.Owner{}).Key, Source: port.SourceDemand, Demand: "web:80/tcp"}
 	if v, err := NewClient(path).TestRules(t.Context(), query); err != nil || v.Demand != query.Demand {
 		t.Errorf("%+v, %v", v, err)
 	}
@@ -145,7 +145,7 @@ func TestRulesOfARunningHost(t *testing.T) {
 		{9000, "vsock://3:1", "host rule 1 vsock://3:1"},
 		{9000, "x", `--guest "x": this host has no such guest: want dev or build`},
 	} {
-		v, err := NewClient(path).TestRules(t.Context(), RuleQuery{Key: published(tt.port, Owner{}).Key(), Source: "socket", Guest: tt.guest})
+		v, err := NewClient(path).TestRules(t.Context(), RuleQuery{Key: published(tt.port, port.Owner{}).Key, Source: "socket", Guest: tt.guest})
 		got := v.Rule + " " + v.Guest
 		if err != nil {
 			got = err.Error()

@@ -7,9 +7,9 @@ import "time"
 // Resume joins several watches into one: at the start of a second watch only the
 // differences to the end of the first one are reported, when all is present.
 type Resume struct {
-	rows    map[rowKey]Publication
-	present map[rowKey]Publication // in the watch that is beginning
-	again   bool                   // a watch ended before
+	rows    map[RowID]Publication
+	present map[RowID]Publication // in the watch that is beginning
+	again   bool                  // a watch ended before
 }
 
 // Lost ends a watch.
@@ -18,7 +18,7 @@ func (r *Resume) Lost() { r.again, r.present = r.rows != nil, nil }
 // Events returns the events to report for one event of the watch.
 func (r *Resume) Events(e Event) []Event {
 	if r.rows == nil {
-		r.rows = make(map[rowKey]Publication)
+		r.rows = make(map[RowID]Publication)
 	}
 	if e.Type == Synced {
 		return append(r.differences(e), e)
@@ -26,10 +26,10 @@ func (r *Resume) Events(e Event) []Event {
 	if e.Publication == nil {
 		return []Event{e}
 	}
-	k := keyOf(*e.Publication)
+	k := idOf(*e.Publication)
 	if e.Type == Present && r.again {
 		if r.present == nil {
-			r.present = make(map[rowKey]Publication)
+			r.present = make(map[RowID]Publication)
 		}
 		r.present[k] = *e.Publication
 		return nil
@@ -50,7 +50,7 @@ func (r *Resume) differences(e Event) []Event {
 	var d Delta
 	for k, p := range r.rows {
 		if _, ok := r.present[k]; !ok {
-			d.Removed = append(d.Removed, Removed{Key: p.Key(), Guest: p.Guest, Unpublished: p.Unpublished, Waits: p.Waits})
+			d.Removed = append(d.Removed, RowID{Key: p.Key, Guest: p.Guest, Unpublished: p.Unpublished, Waits: p.Waits})
 		}
 	}
 	for _, p := range r.present {

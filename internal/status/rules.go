@@ -39,7 +39,11 @@ type RuleVerdict struct {
 }
 
 func (q RuleQuery) publication() port.Publication {
-	return port.Publication{Key: q.Key, Owner: q.Owner, Origins: []port.OriginInfo{{Origin: port.Origin{Source: q.Source, ID: q.Demand}}}}
+	p := port.Publication{Fact: port.Fact{Key: q.Key, Owner: q.Owner, Source: q.Source}, Origins: []port.OriginInfo{{Origin: port.Origin{Source: q.Source, ID: q.Demand}}}}
+	if q.Demand != "" {
+		p.SetNamed("", []string{q.Demand})
+	}
+	return p
 }
 
 // Decide applies the rules of an agent to the port.
@@ -87,9 +91,9 @@ func (q RuleQuery) DecideHost(set *rules.Set, guests []Peer) (RuleVerdict, error
 	return list[0], nil
 }
 
-func (q RuleQuery) verdict(p port.Publication, d port.Decision, steps []rules.Step) RuleVerdict {
+func (q RuleQuery) verdict(p port.Publication, d port.Ruling, steps []rules.Step) RuleVerdict {
 	v := RuleVerdict{
-		Publication: p.String(), Demand: q.Demand, Allow: d.Allow, Rule: d.Rule.String(), Reason: d.Reason.String(), Code: d.Reason.Code(), Host: []string{}, Steps: steps, Warnings: d.Warnings(),
+		Publication: p.String(), Demand: q.Demand, Allow: d.Allow, Rule: d.Rule.String(), Reason: d.Reason.String(), Code: d.Reason.Code(), Host: []string{}, Steps: steps, Warnings: d.Warnings,
 	}
 	for _, a := range d.Host {
 		v.Host = append(v.Host, a.String())

@@ -12,7 +12,7 @@ type Selection struct {
 // nodeRow is a row of one node of a cluster.
 type nodeRow struct {
 	node string
-	row  rowKey
+	row  RowID
 }
 
 // NewSelection returns the selection of a watch that has not begun.
@@ -24,7 +24,7 @@ func (s *Selection) Selects(e Event) bool {
 	if e.Publication == nil || len(s.filter.terms) == 0 {
 		return true
 	}
-	k := nodeRow{e.Publication.Node, keyOf(*e.Publication)}
+	k := nodeRow{e.Publication.Node, idOf(*e.Publication)}
 	was := s.leave(k)
 	is := s.filter.Match(*e.Publication)
 	if is && e.Type != Gone {

@@ -13,7 +13,7 @@ import (
 // the filter does not select.
 func TestSelectionHasWhatLeavesTheFilter(t *testing.T) {
 	row := func(address string, n uint16, s port.State) *Publication {
-		return &Publication{Protocol: port.TCP, Address: netip.MustParseAddr(address), Port: n, State: s}
+		return &Publication{Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr(address), Port: n}}, State: s}
 	}
 	node := func(name string, p *Publication) *Publication { p.Node = name; return p }
 	f, err := ParseFilter([]string{"state=active"})

@@ -18,9 +18,13 @@ var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func row(p uint16, state port.State, owner string) Publication {
 	return Publication{
-		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: p, State: state, Since: noon.Add(-3 * time.Minute),
+		Fact: port.Fact{
+			Key:   port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: p},
+			Owner: port.Owner{Kind: port.OwnerProcess, Name: owner, ID: "811"},
+		},
+		State:         state,
+		Since:         noon.Add(-3 * time.Minute),
 		HostAddresses: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(netip.IPv4Unspecified()), p)},
-		Owner:         Owner{Kind: port.OwnerProcess, Name: owner, ID: "811"},
 		Origins:       []Origin{{Source: "socket"}},
 	}
 }
@@ -315,7 +319,7 @@ func TestWatchOfFamilies(t *testing.T) {
 	}
 	tr := newTracker()
 	tr.events(Delta{Put: []Publication{v4, v6}}, time.Unix(1, 0))
-	check("live", tr.events(Delta{Put: []Publication{v4}, Removed: []Removed{{Key: v6.Key()}}}, time.Unix(2, 0)))
+	check("live", tr.events(Delta{Put: []Publication{v4}, Removed: []RowID{{Key: v6.Key}}}, time.Unix(2, 0)))
 	var r Resume
 	for _, p := range []Publication{v4, v6} {
 		r.Events(Event{Type: Present, Publication: &p})

@@ -52,7 +52,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	}
 	for _, p := range lines {
 		row := []string{
-			p.Key().Slot().String(), Quote(p.address()), p.shownState(), hostColumn(p.Publication, style.Wide), ownerColumn(p.Owner, style.Wide),
+			p.Key.Slot().String(), Quote(p.address()), p.shownState(), hostColumn(p.Publication, style.Wide), ownerColumn(p.Owner, style.Wide),
 			p.age(style.Now),
 		}
 		if showGuests {
@@ -175,7 +175,7 @@ func writeExposed(w io.Writer, lines []line, paint Painter) error {
 		if !p.exposed() {
 			continue
 		}
-		line := fmt.Sprintf("port %s: %s", p.Key().Slot(), Quote(p.Reason))
+		line := fmt.Sprintf("port %s: %s", p.Key.Slot(), Quote(p.Reason))
 		if _, err := fmt.Fprintln(w, paint.Paint(Red, line)); err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func writeNotes(w io.Writer, lines []line) error {
 	var notes []string
 	for _, p := range lines {
 		if p.State == port.Active && p.Reason != "" && !p.exposed() {
-			notes = append(notes, p.Key().Slot().String()+": "+p.Reason)
+			notes = append(notes, p.Key.Slot().String()+": "+p.Reason)
 		}
 	}
 	return writeSome(w, "port ", notes)
@@ -234,7 +234,7 @@ func hostColumn(p Publication, wide bool) string {
 	return first
 }
 
-func ownerColumn(o Owner, wide bool) string {
+func ownerColumn(o port.Owner, wide bool) string {
 	if wide && o.Cluster != "" {
 		return ownerColumn(o, false) + " in " + Quote(o.Cluster)
 	}
@@ -323,7 +323,7 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 		state += " for " + age
 	}
 	line := fmt.Sprintf("%s  %s  %-10s %-22s  %s", e.Time.Local().Format("15:04:05.000"),
-		paint.Paint(eventColors[e.Type], fmt.Sprintf("%-8s", e.Type)), p.Key().Slot(), Quote(p.guestAddress()), state)
+		paint.Paint(eventColors[e.Type], fmt.Sprintf("%-8s", e.Type)), p.Key.Slot(), Quote(p.guestAddress()), state)
 	if len(p.HostAddresses) > 0 && e.Type != Gone {
 		color := Plain
 		if p.exposed() {

@@ -18,19 +18,20 @@ import (
 
 const hostile = "a\x1b[31m\tb\n\u202e"
 
-func published(n uint16, o Owner) Publication {
+func published(n uint16, o port.Owner) Publication {
 	return Publication{
-		Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n, State: port.Active,
-		HostAddresses: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), n)}, Owner: o,
+		Fact:          port.Fact{Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: n}, Owner: o},
+		State:         port.Active,
+		HostAddresses: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), n)},
 	}
 }
 
 func TestGuestNamesAreEscaped(t *testing.T) {
 	l := List{
 		Publications: []Publication{
-			published(80, Owner{Kind: port.OwnerContainer, Name: hostile, ID: hostile}),
-			published(81, Owner{Kind: port.OwnerProcess, Name: hostile, ID: hostile}),
-			published(82, Owner{Kind: port.OwnerService, ID: hostile}),
+			published(80, port.Owner{Kind: port.OwnerContainer, Name: hostile, ID: hostile}),
+			published(81, port.Owner{Kind: port.OwnerProcess, Name: hostile, ID: hostile}),
+			published(82, port.Owner{Kind: port.OwnerService, ID: hostile}),
 		},
 		Sources: []Source{{Name: "docker", State: "stale", Error: hostile, Warnings: []string{hostile}}},
 	}
@@ -58,7 +59,7 @@ func TestGuestNamesAreEscaped(t *testing.T) {
 }
 
 func TestNotesBelowTheTable(t *testing.T) {
-	l := List{Publications: []Publication{published(30080, Owner{Kind: port.OwnerService, Name: "web"})}, Sources: []Source{{Name: "docker"}}}
+	l := List{Publications: []Publication{published(30080, port.Owner{Kind: port.OwnerService, Name: "web"})}, Sources: []Source{{Name: "docker"}}}
 	l.Publications[0].Reason = "nothing is known to serve it"
 	for i := range 8 {
 		l.Sources[0].Warnings = append(l.Sources[0].Warnings, fmt.Sprint("container ", i, ": port 0"))
@@ -78,7 +79,7 @@ func TestNotesBelowTheTable(t *testing.T) {
 }
 
 func TestOwnerColumn(t *testing.T) {
-	for want, o := range map[string]Owner{
+	for want, o := range map[string]port.Owner{
 		"-":         {},
 		"nginx (7)": {Kind: port.OwnerProcess, Name: "nginx", ID: "7"},
 		"nginx":     {Kind: port.OwnerProcess, Name: "nginx"}, // of another pid namespace
@@ -89,25 +90,27 @@ func TestOwnerColumn(t *testing.T) {
 			t.Errorf("ownerColumn(%+v) = %q, want %q", o, got, want)
 		}
 	}
-	service := Owner{Kind: port.OwnerService, Name: "web", ID: "default/web", Cluster: "k3s"}
+	service := port.Owner{Kind: port.OwnerService, Name: "web", ID: "default/web", Cluster: "k3s"}
 	if short, wide := ownerColumn(service, false), ownerColumn(service, true); short != "web" || wide != "web in k3s" {
 		t.Errorf("of a cluster: %q, and wide %q; want %q and %q", short, wide, "web", "web in k3s")
 	}
 }
 
-// Owners have all fields in JSON, sources have warnings only if there are any.
+// Owners have labels in JSON, and sources warnings, only if there are any.
 func TestJSONOfOwnersAndWarnings(t *testing.T) {
 	p := Describe(port.Publication{
-		Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80},
-		Owner:    port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "abc", Namespace: "default", Labels: map[string]string{"a": "b"}},
-		Decision: port.Decision{Allow: true},
+		Fact: port.Fact{
+			Key:      port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80},
+			Owner:    port.Owner{Kind: port.OwnerContainer, Name: "web", ID: "abc", Namespace: "default", Labels: map[string]string{"a": "b"}},
+			Decision: port.Decision{Allow: true},
+		},
 	}, nil)
 	for _, c := range []struct {
 		v    any
 		want string
 	}{
 		{p.Owner, `{"kind":"container","name":"web","id":"abc","namespace":"default","labels":{"a":"b"}}`},
-		{Describe(port.Publication{}, nil).Owner, `{"kind":"unknown","name":"","id":"","labels":{}}`},
+		{Describe(port.Publication{}, nil).Owner, `{"kind":"unknown","name":"","id":""}`},
 		{Source{Name: "docker", State: "live", Warnings: []string{"port 0"}}, `{"name":"docker","state":"live","method":"","error":"","warnings":["port 0"]}`},
 		{Source{Name: "docker", State: "live"}, `{"name":"docker","state":"live","method":"","error":""}`},
 	} {
@@ -120,7 +123,7 @@ func TestJSONOfOwnersAndWarnings(t *testing.T) {
 
 // A decision that is pending is no denial, whatever the sinks said before.
 func TestPublicationPendingUntilOwnerKnown(t *testing.T) {
-	row := Describe(port.Publication{Decision: port.Decision{Reason: port.Because(port.OwnerAwaited)}}, []Outcome{{State: port.Active}})
+	row := Describe(port.Publication{Fact: port.Fact{Decision: port.Decision{Reason: port.Because(port.OwnerAwaited)}}}, []port.SinkOutcome{{Outcome: port.Outcome{State: port.Active}}})
 	if row.State != port.Pending || row.Reason != "owner not known yet" || len(row.HostAddresses) > 0 {
 		t.Errorf("row = %+v", row)
 	}
@@ -128,7 +131,7 @@ func TestPublicationPendingUntilOwnerKnown(t *testing.T) {
 
 // States that only a host has are the same in tables, filters and events.
 func TestHostStates(t *testing.T) {
-	open := Publication{Address: netip.IPv4Unspecified(), Protocol: port.TCP, Port: 80, State: port.Active, Lost: true, Guest: "vsock://3:1023", GuestName: "vm"}
+	open := Publication{Fact: port.Fact{Key: port.Key{Address: netip.IPv4Unspecified(), Protocol: port.TCP, Port: 80}}, State: port.Active, Lost: true, Guest: "vsock://3:1023", GuestName: "vm"}
 	for filter, want := range map[string]bool{"state=lost": true, "state=active": false, "lost": true, "active": false, "state=denied": false} {
 		f, err := ParseFilter([]string{filter})
 		if err != nil || f.Match(open) != want {
@@ -148,15 +151,15 @@ func TestHostStates(t *testing.T) {
 // A port that is denied while it is published has two rows, and events about both.
 func TestUnpublishedRowIsAnotherRow(t *testing.T) {
 	tr := newTracker()
-	open := Publication{Address: netip.IPv4Unspecified(), Protocol: port.TCP, Port: 80, State: port.Active, Guest: "vm"}
+	open := Publication{Fact: port.Fact{Key: port.Key{Address: netip.IPv4Unspecified(), Protocol: port.TCP, Port: 80}}, State: port.Active, Guest: "vm"}
 	denied := open
 	denied.State, denied.Unpublished = port.Denied, true
 	tr.events(Delta{Put: []Publication{open}}, noon)
 	var got []string
 	for _, d := range []Delta{
 		{Put: []Publication{denied}},
-		{Removed: []Removed{{Key: open.Key(), Guest: "vm"}}},
-		{Put: []Publication{open}, Removed: []Removed{{Key: open.Key(), Guest: "vm", Unpublished: true}}},
+		{Removed: []RowID{{Key: open.Key, Guest: "vm"}}},
+		{Put: []Publication{open}, Removed: []RowID{{Key: open.Key, Guest: "vm", Unpublished: true}}},
 	} {
 		for _, e := range tr.events(d, noon) {
 			got = append(got, fmt.Sprint(e.Type, " ", e.Publication.State))

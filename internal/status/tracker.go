@@ -6,29 +6,17 @@ import (
 	"reflect"
 	"slices"
 	"time"
-
-	"github.com/fairlead/fairlead/internal/port"
 )
 
 // tracker turns deltas into events. It remembers the rows that a client was sent, so
 // that a removed row can be shown in its last state.
 type tracker struct {
-	rows   map[rowKey]Publication
+	rows   map[RowID]Publication
 	synced bool
 	same   func(old, p Publication) bool
 }
 
-type rowKey struct {
-	key   port.Key
-	guest string
-	// A port that is denied while it is open has two rows for a moment.
-	unpublished bool
-	waits       string // several may wait for one port
-}
-
-func keyOf(p Publication) rowKey { return rowKey{p.Key(), p.Guest, p.Unpublished, p.Waits} }
-
-func newTracker() *tracker { return &tracker{rows: make(map[rowKey]Publication), same: same} }
+func newTracker() *tracker { return &tracker{rows: make(map[RowID]Publication), same: same} }
 
 // same reports whether there is nothing to report of a row that was put again.
 func same(old, p Publication) bool { return reflect.DeepEqual(old, p) }
@@ -36,8 +24,7 @@ func same(old, p Publication) bool { return reflect.DeepEqual(old, p) }
 func (t *tracker) events(d Delta, now time.Time) []Event {
 	var es []Event
 	now = now.UTC()
-	for _, gone := range d.Removed {
-		k := rowKey{gone.Key, gone.Guest, gone.Unpublished, gone.Waits}
+	for _, k := range d.Removed {
 		old, ok := t.rows[k]
 		if !ok {
 			continue
@@ -45,10 +32,10 @@ func (t *tracker) events(d Delta, now time.Time) []Event {
 		delete(t.rows, k)
 		es = append(es, Event{Time: now, Type: Gone, Publication: &old})
 	}
-	slices.SortFunc(es, func(a, b Event) int { return a.Publication.Key().Compare(b.Publication.Key()) })
-	slices.SortFunc(d.Put, func(a, b Publication) int { return a.Key().Compare(b.Key()) })
+	slices.SortFunc(es, func(a, b Event) int { return a.Publication.Key.Compare(b.Publication.Key) })
+	slices.SortFunc(d.Put, func(a, b Publication) int { return a.Key.Compare(b.Key) })
 	for _, p := range d.Put {
-		k := keyOf(p)
+		k := idOf(p)
 		old, had := t.rows[k]
 		t.rows[k] = p
 		switch {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // Frame is the only control message: a step of one table, or a part of one, and what its
@@ -23,10 +25,10 @@ type Frame struct {
 	Put        jsontext.Value `json:"put,omitzero"`  // a list of rows
 	Removed    jsontext.Value `json:"removed,omitzero"`
 	// Partial names sources that the sender has not read yet: their rows may be missing.
-	Partial List[string] `json:"partial,omitempty"`
-	Omitted int          `json:"omitted,omitzero"` // rows that are not sent, beyond a limit
-	Resync  string       `json:"resync,omitzero"`  // asks for all tables, and why
-	Seen    List[Seen]   `json:"seen,omitempty"`
+	Partial port.List[string] `json:"partial,omitempty"`
+	Omitted int               `json:"omitted,omitzero"` // rows that are not sent, beyond a limit
+	Resync  string            `json:"resync,omitzero"`  // asks for all tables, and why
+	Seen    port.List[Seen]   `json:"seen,omitempty"`
 }
 
 // Seen says which generation of a table of the other side was applied.
@@ -67,11 +69,11 @@ func DecodeFrame(body []byte) (f Frame, err error) {
 	case f.Table == "" && f.Resync == "" && len(f.Seen) == 0:
 		err = malformed("it says nothing")
 	default:
-		err = checkText("resync", f.Resync, MaxReason)
+		err = asMalformed(port.CheckText("resync", f.Resync, port.MaxReason))
 	}
 	for _, name := range f.Partial {
 		if err == nil {
-			err = checkText("source", name, MaxWord)
+			err = asMalformed(port.CheckText("source", name, port.MaxWord))
 		}
 	}
 	return f, err
@@ -85,15 +87,29 @@ func DecodeRows[T any](list jsontext.Value, check func(T) error) ([]T, error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
-	var rows List[T]
+	var rows port.List[T]
 	if err := decode(list, &rows); err != nil {
 		return nil, err
 	}
-	return rows, checkAll(rows, check)
+	for _, v := range rows {
+		if err := check(v); err != nil {
+			return rows, asMalformed(err)
+		}
+	}
+	return rows, nil
 }
 
 // Malformed returns an error that is ErrMalformed, on one line and not too long.
 func Malformed(format string, args ...any) error { return malformed(format, args...) }
 
 // Text cuts text to MaxReason bytes.
-func Text(s string) string { return truncate(s, MaxReason) }
+func Text(s string) string { return port.Cut(s, port.MaxReason) }
+
+// FitSources returns names of sources as a Frame has them: not too many, and truncated.
+func FitSources(names []string) port.List[string] {
+	out := make(port.List[string], 0, min(len(names), MaxPartial))
+	for _, n := range names[:cap(out)] {
+		out = append(out, port.Cut(n, port.MaxWord))
+	}
+	return out
+}

@@ -13,8 +13,11 @@ import (
 func TestChangeCost(t *testing.T) {
 	at := netip.MustParseAddrPort("127.0.0.1:8080")
 	key := port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()}
-	row := Publication{
-		Key: key, Host: []netip.AddrPort{at}, Owner: port.Owner{Kind: port.OwnerProcess, Name: "web", ID: "811"}, Source: "socket",
+	row := port.Fact{
+		Key:      key,
+		Owner:    port.Owner{Kind: port.OwnerProcess, Name: "web", ID: "811"},
+		Source:   "socket",
+		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at}},
 	}
 	b, err := EncodeRow(row)
 	if err != nil {

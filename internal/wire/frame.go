@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 var (
@@ -33,7 +33,7 @@ func (e malformedError) Error() string        { return "malformed message: " + s
 func (e malformedError) Is(target error) bool { return target == ErrMalformed }
 
 func malformed(format string, args ...any) error {
-	return malformedError(oneLine(truncate(fmt.Sprintf(format, args...), MaxReason)))
+	return malformedError(port.OneLine(Text(fmt.Sprintf(format, args...))))
 }
 
 // readFrame returns the body of the next frame. Memory is taken as bytes
@@ -95,11 +95,16 @@ func writeFrame(w io.Writer, v any, limit int) error {
 // decode reads body, which is one JSON value and nothing more, into v.
 func decode(body []byte, v any) error {
 	err := json.Unmarshal(body, v)
-	if err == nil {
-		return nil
-	}
 	if m, ok := errors.AsType[malformedError](err); ok {
-		return m
+		return m // without where in the message it is
+	}
+	return asMalformed(err)
+}
+
+// asMalformed returns a mistake in what a peer sent as ErrMalformed, nil for none.
+func asMalformed(err error) error {
+	if err == nil || errors.Is(err, ErrMalformed) {
+		return err
 	}
 	return malformed("%v", err)
 }
@@ -135,58 +140,4 @@ func (field union) UnmarshalJSONFrom(d *jsontext.Decoder) error {
 		return malformed("%q after %s: one message only", t.String(), name)
 	}
 	return nil
-}
-
-// List is a JSON array that is read up to MaxListItems: a few bytes of text become
-// a much larger struct, so the frame's limit alone does not bound memory.
-type List[T any] []T
-
-// UnmarshalJSONFrom implements json.UnmarshalerFrom.
-func (l *List[T]) UnmarshalJSONFrom(d *jsontext.Decoder) error {
-	t, err := d.ReadToken()
-	switch {
-	case err != nil:
-		return err
-	case t.Kind() == 'n':
-		*l = nil
-		return nil
-	case t.Kind() != '[':
-		return errors.New("want a list")
-	}
-	items := []T{}
-	for d.PeekKind() != ']' {
-		if len(items) == MaxListItems {
-			return fmt.Errorf("more than %d items", MaxListItems)
-		}
-		items = append(items, *new(T))
-		if err := json.UnmarshalDecode(d, &items[len(items)-1]); err != nil {
-			return err
-		}
-	}
-	*l = items
-	_, err = d.ReadToken()
-	return err
-}
-
-// truncate shortens s to at most n bytes at the end of a character. What is not
-// UTF-8 is replaced first: JSON would do so later, and make it longer.
-func truncate(s string, n int) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
-}
-
-// oneLine replaces what would break a line or steer a terminal.
-func oneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
-			return ' '
-		}
-		return r
-	}, s)
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"testing"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 func seed(f *testing.F) {
@@ -45,8 +47,8 @@ func expected(err error) bool {
 func FuzzReadControl(f *testing.F) {
 	seed(f)
 	f.Add(frameOf(`{"generation":01}`))
-	f.Add(frameOf(`{"table":"unpublished","put":[{"protocol":"tcp","address":"fe80::1%e","port":1,"pending":true}],"removed":null,"omitted":9007199254740993}`))
-	f.Add(frameOf(`{"table":"unpublished","put":[{"protocol":"tcp","address":"172.17.0.2","port":80,"source":"demand","demands":["web:80/tcp","",null]}]}`))
+	f.Add(frameOf(`{"table":"unpublished","put":[{"protocol":"tcp","address":"fe80::1%e","port":1,"decision":{"reason":[{"code":"owner-awaited"}]}}],"removed":null,"omitted":9007199254740993}`))
+	f.Add(frameOf(`{"table":"unpublished","put":[{"protocol":"tcp","address":"172.17.0.2","port":80,"source":"demand","demands":["web:80/tcp","svc/a/b:53/udp"]}]}`))
 	f.Add(frameOf(`{"table":"wanted","base":1,"generation":2,"removed":[{"protocol":"TCP","address":"::1","port":65535}]} `))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		body, err := ReadControl(bytes.NewReader(b))
@@ -60,11 +62,11 @@ func FuzzReadControl(f *testing.F) {
 			}
 			return
 		}
-		again(t, c.Put, Publication.Check)
-		again(t, c.Put, Answer.Check)
-		again(t, c.Put, UnpublishedPort.Check)
+		again(t, c.Put, published)
+		again(t, c.Put, port.Answer.Check)
+		again(t, c.Put, unpublished)
 		again(t, c.Put, Unread.Check)
-		again(t, c.Removed, CheckKey)
+		again(t, c.Removed, port.Key.Check)
 		if _, err := EncodeFrame(&c); err != nil && !errors.Is(err, ErrTooLarge) { // JSON escapes U+2028, which is longer
 			t.Fatal(err)
 		}

@@ -2,7 +2,11 @@
 
 package wire
 
-import "io"
+import (
+	"io"
+
+	"github.com/fairlead/fairlead/internal/port"
+)
 
 // Magic is what each side sends first, in front of its Hello's frame.
 const Magic = "FAIRLEAD"
@@ -81,17 +85,17 @@ func decodeHandshake(body []byte) (Handshake, error) {
 	})
 	err := decode(body, &message)
 	if err == nil {
-		err = h.check()
+		err = asMalformed(h.check())
 	}
 	if err != nil {
 		return Handshake{}, err
 	}
 	if h.Hello != nil {
-		h.Hello.Name, h.Hello.Build = oneLine(h.Hello.Name), oneLine(h.Hello.Build)
-		h.Hello.Identity = oneLine(h.Hello.Identity)
+		h.Hello.Name, h.Hello.Build = port.OneLine(h.Hello.Name), port.OneLine(h.Hello.Build)
+		h.Hello.Identity = port.OneLine(h.Hello.Identity)
 	}
 	if h.Refusal != nil {
-		h.Refusal.Code, h.Refusal.Reason = oneLine(h.Refusal.Code), oneLine(h.Refusal.Reason)
+		h.Refusal.Code, h.Refusal.Reason = port.OneLine(h.Refusal.Code), port.OneLine(h.Refusal.Reason)
 	}
 	return h, nil
 }
@@ -115,10 +119,10 @@ func (h Handshake) check() error {
 		}
 		return nil
 	case h.Refusal != nil:
-		if err := checkText("refusal: code", h.Refusal.Code, MaxWord); err != nil {
+		if err := port.CheckText("refusal: code", h.Refusal.Code, port.MaxWord); err != nil {
 			return err
 		}
-		return checkText("refusal: reason", h.Refusal.Reason, MaxReason)
+		return port.CheckText("refusal: reason", h.Refusal.Reason, port.MaxReason)
 	}
 	return malformed("0 messages, want 1")
 }
@@ -136,14 +140,14 @@ func (h *Hello) check() error {
 	if h.Identity == "" {
 		return malformed("no identity")
 	}
-	if err := checkText("identity", h.Identity, MaxWord); err != nil {
+	if err := port.CheckText("identity", h.Identity, port.MaxWord); err != nil {
 		return err
 	}
-	if err := checkText("name", h.Name, MaxName); err != nil {
+	if err := port.CheckText("name", h.Name, port.MaxName); err != nil {
 		return err
 	}
-	if err := checkText("network", h.Network, MaxWord); err != nil {
+	if err := port.CheckText("network", h.Network, port.MaxWord); err != nil {
 		return err
 	}
-	return checkText("build", h.Build, MaxWord)
+	return port.CheckText("build", h.Build, port.MaxWord)
 }

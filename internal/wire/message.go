@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+
+	"github.com/fairlead/fairlead/internal/port"
 )
 
 // ReadRequest reads and checks the request at the start of a flow stream.
@@ -18,7 +20,7 @@ func ReadRequest(r io.Reader) (FlowRequest, error) {
 	if err := decode(body, &q); err != nil {
 		return FlowRequest{}, fmt.Errorf("flow request: %w", err)
 	}
-	if err := q.check(); err != nil {
+	if err := asMalformed(q.check()); err != nil {
 		return FlowRequest{}, fmt.Errorf("flow request: %w", err)
 	}
 	return q, nil
@@ -27,7 +29,7 @@ func ReadRequest(r io.Reader) (FlowRequest, error) {
 // WriteRequest writes q in a single Write. Zones are left out: they are names of the host's
 // interfaces, which mean nothing in the guest and on Windows are any text.
 func WriteRequest(w io.Writer, q FlowRequest) error {
-	q.Peer, q.At = unzoned(unmapPort(q.Peer)), unzoned(unmapPort(q.At))
+	q.Peer, q.At = unzoned(port.Unmap(q.Peer)), unzoned(port.Unmap(q.At))
 	return writeFrame(w, &q, MaxRequestFrame)
 }
 
@@ -45,15 +47,15 @@ func ReadReply(r io.Reader) (FlowReply, error) {
 	if err := decode(body, &p); err != nil {
 		return FlowReply{}, fmt.Errorf("flow reply: %w", err)
 	}
-	if err := p.check(); err != nil {
+	if err := asMalformed(p.check()); err != nil {
 		return FlowReply{}, fmt.Errorf("flow reply: %w", err)
 	}
-	p.Reason = oneLine(p.Reason)
+	p.Reason = port.OneLine(p.Reason)
 	return p, nil
 }
 
-// WriteReply writes p in a single Write. Its reason is truncated to MaxReason.
+// WriteReply writes p in a single Write. Its reason is truncated to port.MaxReason.
 func WriteReply(w io.Writer, p FlowReply) error {
-	p.Reason = truncate(p.Reason, MaxReason)
+	p.Reason = port.Cut(p.Reason, port.MaxReason)
 	return writeFrame(w, &p, MaxRequestFrame)
 }

@@ -61,13 +61,13 @@ func dialPeer(b *testing.B, address string) (*peer, error) {
 
 // serve returns when the link ends; what is waited for then does not come.
 func (p *peer) serve(ctx context.Context, c link.Control) {
-	answers := table.New[port.Key, port.Publication](port.Key.Compare)
+	answers := table.New[port.Key, port.Fact](port.Key.Compare)
 	in := &arrivals{Control: c}
 	s := replica.New(in, replica.Options{})
-	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, wire.Publication]) error {
-		answers.Update(func(tx *table.Tx[port.Key, port.Publication]) {
+	replica.Receive(s, replica.Wanted(), func(step replica.Step[port.Key, port.Fact]) error {
+		answers.Update(func(tx *table.Tx[port.Key, port.Fact]) {
 			for _, pub := range step.Put {
-				tx.Put(pub.Key, pub.Port())
+				tx.Put(pub.Key, pub)
 			}
 			for _, k := range step.Removed {
 				tx.Delete(k)
@@ -76,12 +76,12 @@ func (p *peer) serve(ctx context.Context, c link.Control) {
 		p.receive(step.Put, step.Removed, in.last)
 		return nil
 	})
-	replica.Receive(s, replica.Unpublished(), func(replica.Step[port.Key, wire.UnpublishedPort]) error { return nil })
+	replica.Receive(s, replica.Unpublished(), func(replica.Step[port.Key, port.Fact]) error { return nil })
 	replica.Receive(s, replica.Unread(), func(replica.Step[wire.Unread, wire.Unread]) error { return nil })
-	replica.Send(s, replica.Outcomes(), replica.From[port.Key, wire.Answer, port.Key, port.Publication]{
+	replica.Send(s, replica.Outcomes(), replica.From[port.Key, port.Answer, port.Key, port.Fact]{
 		Table: answers, Key: func(k port.Key) port.Key { return k },
-		Row: func(pub port.Publication) wire.Answer {
-			return wire.FromOutcomes(pub.Key, []port.Outcome{{State: port.Active, HostAddress: pub.Decision.Host[0]}})
+		Row: func(pub port.Fact) port.Answer {
+			return port.NewAnswer(pub.Key, []port.Outcome{{State: port.Active, HostAddress: pub.Decision.Host[0]}})
 		},
 	})
 	_ = s.Run(ctx)
@@ -99,7 +99,7 @@ func (a *arrivals) Read(ctx context.Context) ([]byte, error) {
 	return b, err
 }
 
-func (p *peer) receive(put []wire.Publication, removed []port.Key, at time.Time) {
+func (p *peer) receive(put []port.Fact, removed []port.Key, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(put)+len(removed) > 0 {

@@ -49,7 +49,7 @@ func TestNodeIsMadeAgain(t *testing.T) {
 	}
 	eventually(t, "the new port in the list", func() error {
 		l, err := list("--cluster", "--node", spare)
-		if err == nil && !slices.ContainsFunc(l.Publications, func(p status.Publication) bool { return p.Key().Port == opened }) {
+		if err == nil && !slices.ContainsFunc(l.Publications, func(p status.Publication) bool { return p.Key.Port == opened }) {
 			err = fmt.Errorf("%v, want port %d", l.Publications, opened)
 		}
 		return err

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/program"
@@ -205,8 +206,8 @@ func listed(flags ...string) (map[string]string, error) {
 	}
 	wanted, rows := owners(), make(map[string]string)
 	for _, p := range l.Publications {
-		if _, ok := wanted[p.Key().String()]; ok && p.State.String() == "active" {
-			rows[p.Key().String()] = ownerOf(p.Owner)
+		if _, ok := wanted[p.Key.String()]; ok && p.State.String() == "active" {
+			rows[p.Key.String()] = ownerOf(p.Owner)
 		}
 	}
 	return rows, nil
@@ -224,7 +225,7 @@ func list(flags ...string) (l status.List, err error) {
 }
 
 // ownerOf is "KIND NAMESPACE/NAME", or "-".
-func ownerOf(o status.Owner) string {
+func ownerOf(o port.Owner) string {
 	switch {
 	case o.Name == "":
 		return "-"

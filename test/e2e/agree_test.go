@@ -26,7 +26,7 @@ func byKey(list []status.Publication) map[string]string {
 	rows := make(map[string]string)
 	for _, p := range list {
 		b, _ := json.Marshal(p) // of what was JSON
-		rows[fmt.Sprintf("%s|%s|%t", p.Guest, p.Key(), p.Unpublished)] = string(b)
+		rows[fmt.Sprintf("%s|%s|%t", p.Guest, p.Key, p.Unpublished)] = string(b)
 	}
 	return rows
 }

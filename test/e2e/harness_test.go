@@ -212,7 +212,7 @@ func (r *rig) state(k string) (string, status.Publication) {
 		return "", status.Publication{}
 	}
 	for _, p := range l.Publications {
-		if p.Key().String() == k {
+		if p.Key.String() == k {
 			return p.State.String(), p
 		}
 	}
@@ -280,7 +280,7 @@ func shown(l status.List) []string {
 		for _, o := range p.Origins {
 			// A withheld socket is bound, not listening: ss -l does not show it.
 			if o.Source == "socket" && !strings.Contains(p.Reason, "not listening") {
-				keys = append(keys, p.Key().String())
+				keys = append(keys, p.Key.String())
 				break
 			}
 		}

@@ -82,7 +82,7 @@ func relayCorpus(t *testing.T, c corpus.Case) {
 	for _, p := range l.Publications {
 		for _, o := range p.Origins {
 			if o.Source == "socket" && strings.Contains(o.Detail, "fairlead") {
-				t.Errorf("a socket of our own is published: %s", fmt.Sprint(p.Key()))
+				t.Errorf("a socket of our own is published: %s", fmt.Sprint(p.Key))
 			}
 		}
 	}

@@ -96,11 +96,11 @@ func TestOwnersOnBothSides(t *testing.T) {
 		k := fmt.Sprintf("tcp 127.0.0.1:%d", n)
 		r.wantState(k, "active")
 		for side, control := range map[string]string{"agent": r.agentCtl, "host": r.hostCtl} {
-			var owner status.Owner
+			var owner port.Owner
 			r.eventually(fmt.Sprintf("the %s names the owner of %s", side, k), func() error {
 				out, _, _ := fairlead(t, "ls", "-o", "json", "--control", control)
 				for _, p := range decode[status.List](t, out).Publications {
-					if p.Key().String() == k {
+					if p.Key.String() == k {
 						owner = p.Owner
 					}
 				}

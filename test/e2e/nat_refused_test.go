@@ -48,7 +48,7 @@ END`)
 		if err := json.Unmarshal([]byte(p.Output()), &l); err != nil {
 			return fmt.Errorf("%w: %s", err, p.Output())
 		}
-		if !slices.ContainsFunc(l.Publications, func(p status.Publication) bool { return p.Key().String() == "tcp 127.0.0.1:7000" }) {
+		if !slices.ContainsFunc(l.Publications, func(p status.Publication) bool { return p.Key.String() == "tcp 127.0.0.1:7000" }) {
 			return errors.New("the socket is not there")
 		}
 		for _, s := range l.Sources {

@@ -43,7 +43,7 @@ func (r *rig) equal() {
 func allowed(l status.List) (keys []string) {
 	for _, p := range l.Publications {
 		if p.State.String() != "denied" {
-			keys = append(keys, p.Key().String()+" "+p.State.String())
+			keys = append(keys, p.Key.String()+" "+p.State.String())
 		}
 	}
 	slices.Sort(keys)

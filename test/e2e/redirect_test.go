@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
 )
 
@@ -26,7 +27,7 @@ func TestRedirectedPortOwner(t *testing.T) {
 			const key = "tcp 0.0.0.0:8081"
 			wantOwner := func(name string, pid int) {
 				t.Helper()
-				var want status.Owner
+				var want port.Owner
 				if name != "" {
 					want.Name, want.ID = name, fmt.Sprint(pid)
 				}
@@ -34,7 +35,7 @@ func TestRedirectedPortOwner(t *testing.T) {
 					r.eventually(fmt.Sprintf("the %s says that %q owns %s", side, name, key), func() error {
 						out, _, _ := fairlead(t, "ls", "-o", "json", "--control", control)
 						for _, p := range decode[status.List](t, out).Publications {
-							if p.Key().String() != key {
+							if p.Key.String() != key {
 								continue
 							}
 							if p.Owner.Name == want.Name && p.Owner.ID == want.ID {

@@ -123,7 +123,7 @@ func TestNamesLeadToContainers(t *testing.T) {
 	}
 	for _, p := range l.Publications {
 		if want := fmt.Sprintf("%d.web.localhost", p.Port); len(p.Names) == 0 || p.Names[0] != want {
-			t.Errorf("names of %s: %q, want %s first", p.Key(), p.Names, want)
+			t.Errorf("names of %s: %q, want %s first", p.Key, p.Names, want)
 		}
 	}
 	if out, _, _ := fairlead(t, "doctor", "--host", "--control", r.hostCtl); !strings.Contains(out, "names over http at 127.0.0.1:80 are served") {

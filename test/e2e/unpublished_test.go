@@ -47,7 +47,7 @@ func TestUnpublishedPortsAreKnownToTheHost(t *testing.T) {
 			return p, false
 		}
 		for _, p := range l.Publications {
-			if p.Key().String() == "tcp 127.0.0.1:9229" {
+			if p.Key.String() == "tcp 127.0.0.1:9229" {
 				return p, true
 			}
 		}

@@ -296,7 +296,9 @@ func (r *recorder) warned(t testing.TB, text string) {
 // allow lets everything through.
 type allow struct{}
 
-func (allow) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+func (allow) Decide(port.Publication) port.Ruling {
+	return port.Ruling{Decision: port.Decision{Allow: true}}
+}
 
 // source is one of the three sources of declared ports.
 type source interface {

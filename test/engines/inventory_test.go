@@ -130,7 +130,7 @@ func (c *inventoried) listed(t *testing.T, at net.Addr, want bool) {
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(l.Publications, func(p status.Publication) bool { return p.Key().AddrPort() == addr })
+		i := slices.IndexFunc(l.Publications, func(p status.Publication) bool { return p.Key.AddrPort() == addr })
 		switch {
 		case i >= 0 != want:
 			return fmt.Errorf("%v is listed: %v, want %v", addr, i >= 0, want)

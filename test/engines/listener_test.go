@@ -56,7 +56,7 @@ func state(c *status.Client, n uint16) (port.State, string) {
 	}
 	for _, p := range l.Publications {
 		for _, o := range p.Outcomes {
-			if p.Key().Protocol == port.TCP && p.Key().Port == n && strings.HasPrefix(o.HostAddress, "127.0.0.1:") {
+			if p.Key.Protocol == port.TCP && p.Key.Port == n && strings.HasPrefix(o.HostAddress, "127.0.0.1:") {
 				return o.State, o.Reason
 			}
 		}

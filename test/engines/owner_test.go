@@ -25,12 +25,12 @@ func wantOwner(t testing.TB, c *status.Client, slot string, kind port.OwnerKind,
 		}
 		found := false
 		for _, p := range l.Publications {
-			if p.Key().Slot().String() != slot {
+			if p.Key.Slot().String() != slot {
 				continue
 			}
 			found = true
 			if p.Owner.Kind != kind || p.Owner.Name != name {
-				return fmt.Errorf("%s is owned by %s %q, want %s %q (origins %+v)", p.Key(), p.Owner.Kind, p.Owner.Name, kind, name, p.Origins)
+				return fmt.Errorf("%s is owned by %s %q, want %s %q (origins %+v)", p.Key, p.Owner.Kind, p.Owner.Name, kind, name, p.Origins)
 			}
 		}
 		if !found {

@@ -114,11 +114,11 @@ func (p *peers) ruled(slot string, kind port.OwnerKind, namespace, name string) 
 		}
 		rules := 0
 		for _, pub := range l.Publications {
-			if pub.Key().Slot().String() != slot {
+			if pub.Key.Slot().String() != slot {
 				continue
 			}
 			if o := pub.Owner; o.Kind != kind || o.Name != name || o.Namespace != namespace {
-				return fmt.Errorf("%s is owned by %+v, want %s %s/%s (origins %+v)", pub.Key(), o, kind, namespace, name, pub.Origins)
+				return fmt.Errorf("%s is owned by %+v, want %s %s/%s (origins %+v)", pub.Key, o, kind, namespace, name, pub.Origins)
 			}
 			for _, o := range pub.Origins {
 				if o.Source == "nat" {
@@ -134,7 +134,7 @@ func (p *peers) ruled(slot string, kind port.OwnerKind, namespace, name string) 
 }
 
 // is reports whether a publication has a key.
-func is(pub status.Publication, key string) bool { return pub.Key().String() == key }
+func is(pub status.Publication, key string) bool { return pub.Key.String() == key }
 
 // listed waits until a publication is listed, in whatever state.
 func (p *peers) listed(key string) {

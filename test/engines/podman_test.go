@@ -187,13 +187,13 @@ func activeAt(control string, numbers ...uint16) error {
 	}
 	for _, n := range numbers {
 		of := slices.Clone(l.Publications)
-		of = slices.DeleteFunc(of, func(p status.Publication) bool { return p.Key().Port != n })
+		of = slices.DeleteFunc(of, func(p status.Publication) bool { return p.Key.Port != n })
 		if len(of) == 0 {
 			return fmt.Errorf("port %d is not published", n)
 		}
 		for _, p := range of {
 			if p.State != port.Active {
-				return fmt.Errorf("%s is %s: %s (origins %+v)", p.Key(), p.State, p.Reason, p.Origins)
+				return fmt.Errorf("%s is %s: %s (origins %+v)", p.Key, p.State, p.Reason, p.Origins)
 			}
 		}
 	}

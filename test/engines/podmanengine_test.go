@@ -139,7 +139,7 @@ func wantOrigin(t testing.TB, c *status.Client, slot, source string) {
 			return err
 		}
 		for _, p := range l.Publications {
-			if p.Key().Slot().String() == slot && slices.ContainsFunc(p.Origins, func(o status.Origin) bool { return o.Source == source }) {
+			if p.Key.Slot().String() == slot && slices.ContainsFunc(p.Origins, func(o status.Origin) bool { return o.Source == source }) {
 				return nil
 			}
 		}

@@ -145,13 +145,13 @@ func heldBy(t testing.TB, c *status.Client, number uint16, name string, held por
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(l.Publications, func(p status.Publication) bool { return p.Key().Port == number })
+		i := slices.IndexFunc(l.Publications, func(p status.Publication) bool { return p.Key.Port == number })
 		if i < 0 {
 			return fmt.Errorf("port %d is not there", number)
 		}
 		p := l.Publications[i]
 		if o := p.Owner; o.Kind != port.OwnerContainer || o.Name != name || o.Held == nil || *o.Held != held || len(o.Labels) > 0 || p.Rule != rule {
-			return fmt.Errorf("%s is owned by %+v, held %+v, decided by %q; want %s, %+v, %q", p.Key(), o, o.Held, p.Rule, name, held, rule)
+			return fmt.Errorf("%s is owned by %+v, held %+v, decided by %q; want %s, %+v, %q", p.Key, o, o.Held, p.Rule, name, held, rule)
 		}
 		return nil
 	})

@@ -108,8 +108,8 @@ type hub struct {
 // the host's own loopback.
 type elsewhere struct{}
 
-func (elsewhere) Host(_ string, p port.Publication, _ []netip.AddrPort) port.Decision {
-	return port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), p.Port)}}
+func (elsewhere) Host(_ string, p port.Publication, _ []netip.AddrPort) port.Ruling {
+	return port.Ruling{Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), p.Port)}}}
 }
 
 // grace is how long the host keeps the ports of an agent that left.
@@ -170,7 +170,7 @@ func (f *fleet) changedAgent(name string, u *hub, change func(*wss.DialOptions))
 	k := port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()}
 	from := table.New[port.Key, port.Publication](port.Key.Compare)
 	from.Update(func(tx *table.Tx[port.Key, port.Publication]) {
-		tx.Put(k, port.Publication{Key: k, Dial: []netip.AddrPort{at}, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at}}})
+		tx.Put(k, port.Publication{Fact: port.Fact{Key: k, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at}}}, Dial: []netip.AddrPort{at}})
 	})
 	server, err := forward.NewServer(forward.ServerOptions{})
 	if err != nil {

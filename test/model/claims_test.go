@@ -23,8 +23,8 @@ func (w wish) server() string {
 	switch {
 	case o.Kind != port.OwnerUnknown && o.ID != "":
 		return fmt.Sprint("owner ", w.pub.Port, o.Kind, o.ID, o.Namespace)
-	case w.pub.Rule != 0:
-		return fmt.Sprint("rule ", w.pub.Port, w.pub.Rule)
+	case w.pub.Target != 0:
+		return fmt.Sprint("rule ", w.pub.Port, w.pub.Target)
 	}
 	return fmt.Sprint("key ", w.pub.Key)
 }

@@ -312,8 +312,8 @@ func (r *runner) compare(w *published, g port.Publication) error {
 		return fmt.Errorf("dials %v, want %v", g.Dial, w.dial)
 	case !g.Owner.Same(w.owner):
 		return errors.New("another owner")
-	case g.Rule != w.rule:
-		return fmt.Errorf("rule %d, want %d", g.Rule, w.rule)
+	case g.Target != w.rule:
+		return fmt.Errorf("rule %d, want %d", g.Target, w.rule)
 	}
 	v := r.ref.decide(w)
 	if g.Decision.Allow && (!v.allow || !slices.Equal(g.Decision.Host, v.host)) {

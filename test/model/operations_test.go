@@ -194,7 +194,7 @@ func natRule(n [6]int) port.Binding {
 	if t := pick(to, n[3]>>4); n[4]%4 == 0 && t != b.Hints.Targets[0] {
 		b.Hints.Targets = append(b.Hints.Targets, t)
 	}
-	b.Rule = uint64(1 + n[3]%len(to))
+	b.Target = uint64(1 + n[3]%len(to))
 	b.Maker = pick([]port.Maker{port.MakerUnknown, port.MakerUnknown, port.MakerDocker, port.MakerSwarm, port.MakerCNI, port.MakerKubeProxy}, n[5])
 	b.Dial = b.Hints.Targets[:1]
 	b.Origin.ID = fmt.Sprint("r", n[0]%2, " ", b.Key, b.Hints.Targets, b.Maker) // a rule is not changed in place

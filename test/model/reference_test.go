@@ -479,10 +479,10 @@ func (r *reference) publish(ms, slot []*entry) *published {
 	p := &published{key: ms[0].Key, entries: ms}
 	p.owner, p.known = r.ownerOf(ms)
 	free, owning := r.free(ms), r.owning(ms)
-	p.rule = free[0].Rule
+	p.rule = free[0].Target
 	for _, e := range free {
 		p.dial = addNew(p.dial, e.Dial)
-		if e.Rule != p.rule {
+		if e.Target != p.rule {
 			p.rule = 0
 		}
 	}

@@ -363,7 +363,7 @@ func (o *oracle) settle(slots []*slot) []*slot {
 func describe(pubs []status.Publication) string {
 	var out []string
 	for _, p := range pubs {
-		text := fmt.Sprintf("%s %s dial %s %q", p.Key(), p.State, p.DialTarget, p.Reason)
+		text := fmt.Sprintf("%s %s dial %s %q", p.Key, p.State, p.DialTarget, p.Reason)
 		for _, origin := range p.Origins {
 			text += " [" + origin.Detail + "]"
 		}
@@ -513,7 +513,7 @@ func (o *oracle) conflictNamed(s *slot) bool {
 			return false
 		}
 		lost := func(p status.Publication) bool {
-			return p.State == port.Conflict && strings.Contains(p.Reason, "held by "+winner.Key().String()) && o.reached(s, p.Address)
+			return p.State == port.Conflict && strings.Contains(p.Reason, "held by "+winner.Key.String()) && o.reached(s, p.Address)
 		}
 		if !slices.ContainsFunc(s.pubs, lost) {
 			return false

@@ -250,7 +250,7 @@ func (w *world) follow(ctx context.Context) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if e.Publication != nil {
-				w.active[e.Publication.Key()] = e.Publication.State == port.Active && e.Type != status.Gone
+				w.active[e.Publication.Key] = e.Publication.State == port.Active && e.Type != status.Gone
 			}
 			close(w.change)
 			w.change = make(chan struct{})

@@ -184,7 +184,7 @@ func (r *run) compare(touched map[slot]bool, owners bool) error {
 	}
 	c := &comparison{run: r, want: want, have: make(map[port.Key]status.Publication)}
 	for _, p := range list.Publications {
-		c.have[p.Key()] = p
+		c.have[p.Key] = p
 	}
 	c.tables(owners)
 	if len(c.found) == 0 {

@@ -23,12 +23,12 @@ func (f *Facts) chain(p *Publication) Chain {
 	if !f.Host || !p.Decision.Allow {
 		c.Steps = append(c.Steps, ruleStep(p))
 	}
-	for _, w := range p.Decision.Warnings() {
+	for _, w := range p.Warnings() {
 		c.Steps = append(c.Steps, Step{Step: "label", Mark: Warning, Text: w})
 	}
 	if p.Decision.Allow && (!f.Host || len(p.Dials) > 0) {
 		c.Steps = append(c.Steps, p.dialStep())
-		if p.Decision.ProxyProtocol != port.ProxyProtocolNone {
+		if p.ProxyProtocol != port.ProxyProtocolNone {
 			c.Steps = append(c.Steps, p.proxyStep())
 		}
 	}
@@ -195,7 +195,7 @@ func (p *Publication) dialStep() Step {
 
 // proxyStep says what the server is told of its clients. Only the host peer knows them.
 func (p *Publication) proxyStep() Step {
-	s := Step{Step: "proxy", Mark: OK, Text: fmt.Sprintf("the server is told the client's address by the PROXY protocol (%s)", p.Decision.ProxyProtocol)}
+	s := Step{Step: "proxy", Mark: OK, Text: fmt.Sprintf("the server is told the client's address by the PROXY protocol (%s)", p.ProxyProtocol)}
 	var hides []string
 	for _, o := range p.Outcomes {
 		if o.Sink != "hostlink" && o.State == port.Active && !slices.Contains(hides, o.Sink) {
@@ -279,7 +279,7 @@ func (f *Facts) judge(p *Publication) (v port.Verdict, summary, next string) {
 	if !p.Decision.Allow {
 		return f.judgeDenied(p)
 	}
-	by := map[port.State][]Outcome{}
+	by := map[port.State][]port.SinkOutcome{}
 	for _, o := range p.Outcomes {
 		by[o.State] = append(by[o.State], o)
 	}
@@ -317,7 +317,7 @@ func (f *Facts) judge(p *Publication) (v port.Verdict, summary, next string) {
 }
 
 // located returns the reason of an outcome with its host address.
-func located(o Outcome) string {
+func located(o port.SinkOutcome) string {
 	at := o.HostAddress.String()
 	if o.HostAddress.IsValid() && !slices.ContainsFunc(o.Reason.Args(), func(arg string) bool { return strings.Contains(arg, at) }) {
 		return at + ": " + o.Reason.String()
@@ -325,7 +325,7 @@ func located(o Outcome) string {
 	return o.Reason.String()
 }
 
-func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v port.Verdict, summary, next string) {
+func (f *Facts) judgeActive(p *Publication, active, conflicts []port.SinkOutcome) (v port.Verdict, summary, next string) {
 	name := p.Slot().String()
 	if g, lost := f.lostGuest(p); lost {
 		return port.VerdictGuestLost, fmt.Sprintf("%s does not answer on the host: guest %s is not connected: %s", name, g.title(), g.Error), g.Next
@@ -373,7 +373,7 @@ func (f *Facts) judgeActive(p *Publication, active, conflicts []Outcome) (v port
 			fmt.Sprintf("use %s, or %s", at[0], f.advise(p, o.Reason, o))
 	case p.closed != nil:
 		return port.VerdictPartial, fmt.Sprintf("%s is %s %s, but not at %s of the guest: %s", name, is, where, p.closed.AddrPort(), p.closed.Decision.Reason),
-			f.advise(p.closed, p.closed.Decision.Reason, Outcome{})
+			f.advise(p.closed, p.closed.Decision.Reason, port.SinkOutcome{})
 	case len(at) > 0 && !slices.ContainsFunc(at, func(a netip.AddrPort) bool { return a.Addr().Is4() }):
 		return port.VerdictOneFamily, fmt.Sprintf("%s is %s %s: the guest serves IPv6 only", name, is, where),
 			fmt.Sprintf("connect to %s or to localhost; for 127.0.0.1 the server must listen on IPv4 too (0.0.0.0 or a dual-stack [::])", at[0])
@@ -454,7 +454,7 @@ func (f *Facts) judgeDenied(p *Publication) (v port.Verdict, summary, next strin
 	case port.OwnerAwaited:
 		summary = fmt.Sprintf("%s is not published yet: %s depends on who owns it, and no engine has named its owner", name, d.Rule)
 	}
-	return cmp.Or(d.Reason.Verdict(), port.VerdictDenied), summary, f.advise(p, d.Reason, Outcome{})
+	return cmp.Or(d.Reason.Verdict(), port.VerdictDenied), summary, f.advise(p, d.Reason, port.SinkOutcome{})
 }
 
 // inGuest names where a command must run, if not here.

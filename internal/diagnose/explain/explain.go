@@ -62,18 +62,9 @@ type Publication struct {
 	URL       string // on a host that serves names: leads to it by one; empty otherwise
 	Rules     []rules.Step
 	Dials     []Dial
-	Outcomes  []Outcome
+	Outcomes  []port.SinkOutcome
 
 	closed *Publication // of the other family of the port, if that is closed and this one is not
-}
-
-// Outcome is the result of one sink.
-type Outcome struct {
-	Sink        string
-	State       port.State
-	HostAddress netip.AddrPort // zero if nowhere
-	Reason      port.Reason
-	Since       time.Time
 }
 
 // Answer is the result of dialling a target.

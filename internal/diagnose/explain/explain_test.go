@@ -23,15 +23,14 @@ var since = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 func pub(protocol port.Protocol, at string, change ...func(*Publication)) Publication {
 	a := netip.MustParseAddrPort(at)
 	p := Publication{Publication: port.Publication{
-		Key:   port.Key{Protocol: protocol, Address: a.Addr(), Port: a.Port()},
-		Owner: port.Owner{Kind: port.OwnerProcess, Name: "nginx", ID: "811"},
+		Fact: port.Fact{Key: port.Key{Protocol: protocol, Address: a.Addr(), Port: a.Port()}, Owner: port.Owner{Kind: port.OwnerProcess, Name: "nginx", ID: "811"}},
 		Origins: []port.OriginInfo{{
 			Origin: port.Origin{Source: "socket", ID: "1"}, Detail: port.NewDetail("pid 811 (nginx)"), Since: since,
 		}},
 		Dial:  []netip.AddrPort{netip.AddrPortFrom(port.Loopback(a.Addr()), a.Port())},
 		Since: since,
 	}}
-	p.Decision = rules.Empty(rules.Loopback()).Decide(p.Publication)
+	p.Apply(rules.Empty(rules.Loopback()).Decide(p.Publication))
 	p.Rules = rules.Empty(rules.Loopback()).Explain(p.Publication)
 	for _, c := range change {
 		c(&p)
@@ -48,7 +47,7 @@ func inUse(at string) port.Reason { return port.Because(port.InUseBy, at, `"ngin
 
 func outcome(state port.State, at string, reason port.Reason) func(*Publication) {
 	return func(p *Publication) {
-		o := Outcome{Sink: "hostlink", State: state, Reason: reason, Since: since}
+		o := port.SinkOutcome{Sink: "hostlink", Outcome: port.Outcome{State: state, Reason: reason, Since: since}}
 		if at != "" {
 			o.HostAddress = netip.MustParseAddrPort(at)
 		}
@@ -85,7 +84,7 @@ func rivals(p *Publication) {
 func withheld(why port.Reason) func(*Publication) {
 	return func(p *Publication) {
 		p.Origins[0].Withheld = why
-		p.Decision = rules.Empty(rules.Loopback()).Decide(p.Publication)
+		p.Apply(rules.Empty(rules.Loopback()).Decide(p.Publication))
 		p.Dial = nil
 	}
 }
@@ -482,9 +481,11 @@ func ownerPending(p Publication) Publication {
 
 // It says that the server is told the client's address, and by which sinks it is not.
 func TestExplainProxyProtocol(t *testing.T) {
-	told := func(p *Publication) { p.Decision.ProxyProtocol = port.ProxyProtocolV2 }
+	told := func(p *Publication) { p.ProxyProtocol = port.ProxyProtocolV2 }
 	by := func(sink string, state port.State) func(*Publication) {
-		return func(p *Publication) { p.Outcomes = append(p.Outcomes, Outcome{Sink: sink, State: state}) }
+		return func(p *Publication) {
+			p.Outcomes = append(p.Outcomes, port.SinkOutcome{Sink: sink, Outcome: port.Outcome{State: state}})
+		}
 	}
 	for name, c := range map[string]struct {
 		changes    []func(*Publication)

@@ -30,7 +30,7 @@ func (f *Facts) allowPort(p *Publication) string {
 
 // advise fills the places in what to do about a reason of p: of an outcome, or of
 // its decision, with the zero Outcome.
-func (f *Facts) advise(p *Publication, r port.Reason, o Outcome) string {
+func (f *Facts) advise(p *Publication, r port.Reason, o port.SinkOutcome) string {
 	var places []string
 	text := r.Advice()
 	for place, with := range map[string]func() string{
@@ -66,7 +66,7 @@ func (f *Facts) change(p *Publication, rule port.RuleRef) string {
 }
 
 // relocate is how to give p another host port in place of the one at which it lost.
-func (f *Facts) relocate(p *Publication, o Outcome) string {
+func (f *Facts) relocate(p *Publication, o port.SinkOutcome) string {
 	at := cmp.Or(o.HostAddress.Port(), p.Port)
 	if !f.Host && len(p.Decision.Host) > 0 && !slices.ContainsFunc(p.Decision.Host, func(a netip.AddrPort) bool { return a.Port() == at }) {
 		return fmt.Sprintf("give this port another one by the rules of the host, which chose %d: on the host, `fairlead explain %s` says how", at, p.Slot())
@@ -92,22 +92,22 @@ func (f *Facts) forwardFor(p *Publication) forwards.Request {
 	if f.Host && len(f.Sources) > 1 {
 		t.Guest = p.Guest
 	}
-	for _, o := range p.Origins {
-		if d, err := port.ParseDemand(o.ID); o.Source == port.SourceDemand && err == nil {
-			t.Demand = d.String()
-			return t
-		}
+	if list := p.Demands(); len(list) > 0 {
+		t.Demand = list[0]
+		return t
 	}
 	t.Protocol, t.Port = p.Protocol, p.Port
 	return t
 }
 
 // movesHolder reports whether a forward for t moves also the port that has the address.
-func (f *Facts) movesHolder(p *Publication, t forwards.Request, o Outcome) bool {
+func (f *Facts) movesHolder(p *Publication, t forwards.Request, o port.SinkOutcome) bool {
 	demand, err := port.ParseDemand(t.Demand)
 	return slices.ContainsFunc(f.Publications, func(q Publication) bool {
 		return q.Key != p.Key && q.Slot() == p.Slot() && q.Guest == p.Guest && (err != nil || q.Demanded(demand)) &&
-			slices.ContainsFunc(q.Outcomes, func(a Outcome) bool { return a.State == port.Active && claims.Overlap(a.HostAddress, o.HostAddress) })
+			slices.ContainsFunc(q.Outcomes, func(a port.SinkOutcome) bool {
+				return a.State == port.Active && claims.Overlap(a.HostAddress, o.HostAddress)
+			})
 	})
 }
 

@@ -18,7 +18,7 @@ const forwardsFile = "/var/lib/fairlead/forwards.json"
 func demanded(names ...string) func(*Publication) {
 	return func(p *Publication) {
 		for _, d := range names {
-			p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: d}})
+			p.SetNamed("", append(p.Demands(), d))
 		}
 	}
 }

@@ -31,7 +31,7 @@ func Examine(a Agent) doctor.Agent {
 	var labels []string
 	for _, p := range a.Registry.Publications().View().All() {
 		d.Publications++
-		labels = append(labels, p.Decision.Warnings()...)
+		labels = append(labels, p.Warnings()...)
 		if !p.Decision.Allow {
 			if d.Unpublished == nil {
 				d.Unpublished = make(map[string]int)

@@ -97,13 +97,8 @@ func (e *Explainer) publications(ctx context.Context, q explain.Query, f *explai
 				known[o.ID] = true
 			}
 		}
-		pub := explain.Publication{Publication: p, Rules: rules.Explain(p)}
 		reported, _ := outcomes.Get(p.Key)
-		for _, o := range reported {
-			pub.Outcomes = append(pub.Outcomes, explain.Outcome{
-				Sink: o.Sink, State: o.State, HostAddress: o.HostAddress, Reason: o.Reason, Since: o.Since,
-			})
-		}
+		pub := explain.Publication{Publication: p, Rules: rules.Explain(p), Outcomes: reported}
 		if q.Dial && p.Protocol == port.TCP && p.Decision.Allow && (q.Protocol == 0 || q.Protocol == port.TCP) {
 			pub.Dials = e.dial(ctx, p)
 		}

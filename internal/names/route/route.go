@@ -222,12 +222,12 @@ func ports(v host.View) (list []names.Port) {
 }
 
 // PortOf returns a publication as names know it.
-func PortOf(p *host.Publication) names.Port {
-	return names.Port{Guest: p.Guest, Key: p.Key, Owner: p.Owner, Alias: p.Alias}
+func PortOf(p *host.Row) names.Port {
+	return names.Port{Guest: p.Guest, Key: p.Key, Owner: p.Owner, Alias: p.Alias()}
 }
 
 // allowed reports whether rules open a publication: what they do not has no address.
-func allowed(p *host.Publication) bool {
+func allowed(p *host.Row) bool {
 	for _, o := range p.Outcomes {
 		if o.State != port.Denied && o.HostAddress.IsValid() {
 			return true

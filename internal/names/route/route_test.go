@@ -38,7 +38,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 
 // fake is a host whose publications are servers of the test.
 type fake struct {
-	table *table.Table[host.ID, host.Publication]
+	table *table.Table[host.ID, host.Row]
 
 	mu      sync.Mutex
 	servers map[host.ID]string
@@ -47,7 +47,7 @@ type fake struct {
 }
 
 func newFake() *fake {
-	return &fake{table: table.New[host.ID, host.Publication](host.ID.Compare), servers: make(map[host.ID]string)}
+	return &fake{table: table.New[host.ID, host.Row](host.ID.Compare), servers: make(map[host.ID]string)}
 }
 
 func (f *fake) View() host.View { return f.table.View() }
@@ -65,15 +65,15 @@ func (f *fake) put(guest, name string, n uint16, server string) host.ID {
 	f.mu.Lock()
 	f.servers[id] = server
 	f.mu.Unlock()
-	f.set(host.Publication{
-		ID: id, Owner: port.Owner{Kind: port.OwnerContainer, ID: "id of " + name, Name: name},
+	f.set(host.Row{
+		Guest: guest, Fact: &port.Fact{Key: id.Key, Owner: port.Owner{Kind: port.OwnerContainer, ID: "id of " + name, Name: name}},
 		Outcomes: []port.Outcome{{State: port.Active, HostAddress: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), n)}},
 	})
 	return id
 }
 
-func (f *fake) set(p host.Publication) {
-	f.table.Update(func(tx *table.Tx[host.ID, host.Publication]) { tx.Put(p.ID, p) })
+func (f *fake) set(p host.Row) {
+	f.table.Update(func(tx *table.Tx[host.ID, host.Row]) { tx.Put(p.ID(), p) })
 }
 
 func (f *fake) Reachable(r host.Reach) error {
@@ -491,7 +491,7 @@ func TestNamesFollowPublications(t *testing.T) {
 	p.OwnerPending = true
 	f.set(p)
 	wants("its owner is not certain", "two web.localhost", 200)
-	f.table.Update(func(tx *table.Tx[host.ID, host.Publication]) { tx.Delete(one) })
+	f.table.Update(func(tx *table.Tx[host.ID, host.Row]) { tx.Delete(one) })
 	f.mu.Lock()
 	f.refusal = host.ErrDenied
 	f.mu.Unlock()

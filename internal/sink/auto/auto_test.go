@@ -122,7 +122,7 @@ func TestGvproxyReplacesTheFallback(t *testing.T) {
 		ports := table.New[port.Key, port.Publication](port.Key.Compare)
 		ports.Update(func(tx *table.Tx[port.Key, port.Publication]) {
 			k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 80}
-			tx.Put(k, port.Publication{Key: k})
+			tx.Put(k, port.Publication{Fact: port.Fact{Key: k}})
 		})
 		var proof error
 		listener, gvproxy := &published{name: "listener"}, &published{name: "gvproxy"}

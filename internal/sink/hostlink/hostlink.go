@@ -189,7 +189,7 @@ func (s *Sink) pend(want reconcile.View, keys []port.Key) bool {
 	s.record.Update(func(x *reconcile.RecordTx) {
 		for _, k := range keys {
 			if want.Has(k) {
-				x.Set(k, pending(k, port.NoHost))
+				x.Set(k, pending(port.NoHost))
 			} else {
 				x.Set(k)
 			}
@@ -199,8 +199,8 @@ func (s *Sink) pend(want reconcile.View, keys []port.Key) bool {
 	return true
 }
 
-func pending(k port.Key, why port.Code) port.Outcome {
-	return port.Outcome{Key: k, State: port.Pending, Reason: port.Because(why)}
+func pending(why port.Code) port.Outcome {
+	return port.Outcome{State: port.Pending, Reason: port.Because(why)}
 }
 
 // Run takes sessions and serves their flows until ctx ends or no more sessions

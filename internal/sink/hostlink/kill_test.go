@@ -286,9 +286,8 @@ func relay(role string) error {
 		return err
 	}
 	pub := port.Publication{
-		Key:      port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()},
-		Dial:     []netip.AddrPort{target},
-		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at}},
+		Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: at.Addr(), Port: at.Port()}, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at}}},
+		Dial: []netip.AddrPort{target},
 	}
 	server, err := forward.NewServer(forward.ServerOptions{})
 	if err != nil {

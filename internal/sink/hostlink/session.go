@@ -30,7 +30,7 @@ type session struct {
 	refused map[port.Key]error // of seen, what was not sent
 	heard   bool               // the host has sent its outcomes; written under s.mu
 	upTo    *uint64            // what a message says that the host has seen, nil for nothing
-	step    *replica.Step[port.Key, wire.Answer]
+	step    *replica.Step[port.Key, port.Answer]
 }
 
 // batch is one step of the wanted set.
@@ -60,18 +60,19 @@ func (s *Sink) exchange(ctx context.Context, c *session) {
 		return
 	}
 	wanted, unpublished, same := replica.Wanted(), replica.Unpublished(), func(k port.Key) port.Key { return k }
+	fit := func(p port.Publication) port.Fact { return p.Fit() }
 	wanted.Max = cmp.Or(s.o.maxPublications, wanted.Max)
 	unpublished.Max = cmp.Or(s.o.maxUnpublished, unpublished.Max)
-	replica.Send(c.tables, wanted, replica.From[port.Key, wire.Publication, port.Key, port.Publication]{
-		Table: s.record.Wanted(), Begin: s.record.Begun(), Key: same, Row: wire.FromPublication, Partial: s.record.Incomplete,
+	replica.Send(c.tables, wanted, replica.From[port.Key, port.Fact, port.Key, port.Publication]{
+		Table: s.record.Wanted(), Begin: s.record.Begun(), Key: same, Row: fit, Partial: s.record.Incomplete,
 		Sent: c.sent, Acked: func(generation uint64) { c.upTo = &generation }, Late: c.late,
 	})
-	replica.Send(c.tables, unpublished, replica.From[port.Key, wire.UnpublishedPort, port.Key, port.Publication]{
-		Table: s.o.Unpublished, Only: func(p port.Publication) bool { return !p.Decision.Allow }, Key: same, Row: wire.FromUnpublished,
+	replica.Send(c.tables, unpublished, replica.From[port.Key, port.Fact, port.Key, port.Publication]{
+		Table: s.o.Unpublished, Only: func(p port.Publication) bool { return !p.Decision.Allow }, Key: same, Row: fit,
 	})
 	rule := func(r wire.Unread) wire.Unread { return r }
 	replica.Send(c.tables, replica.Unread(), replica.From[wire.Unread, wire.Unread, wire.Unread, wire.Unread]{Table: s.unread, Key: rule, Row: rule})
-	replica.Receive(c.tables, replica.Outcomes(), func(step replica.Step[port.Key, wire.Answer]) error {
+	replica.Receive(c.tables, replica.Outcomes(), func(step replica.Step[port.Key, port.Answer]) error {
 		c.step = &step
 		return nil
 	})
@@ -168,7 +169,7 @@ func (c *session) record() {
 
 // store records the outcomes of a step, and notes the keys that have none any more. known are
 // those that have some, of a step that is whole.
-func (c *session) store(x *reconcile.RecordTx, step *replica.Step[port.Key, wire.Answer], known []port.Key, open map[port.Key]struct{}) {
+func (c *session) store(x *reconcile.RecordTx, step *replica.Step[port.Key, port.Answer], known []port.Key, open map[port.Key]struct{}) {
 	named := make(map[port.Key]struct{}, len(step.Put))
 	for _, a := range step.Put {
 		named[a.Key] = struct{}{}
@@ -176,7 +177,7 @@ func (c *session) store(x *reconcile.RecordTx, step *replica.Step[port.Key, wire
 			c.s.stats.stray.Add(1)
 			continue
 		}
-		x.Set(a.Key, a.Port()...)
+		x.Set(a.Key, a.Outcomes...)
 	}
 	c.heard = c.heard || step.Whole
 	for _, k := range append(known, step.Removed...) {
@@ -196,17 +197,17 @@ func (c *session) settle(x *reconcile.RecordTx, k port.Key) (observed int64) {
 	case !wanted:
 		x.Set(k)
 	case err != nil:
-		x.Set(k, port.Outcome{Key: k, State: port.Failed, Reason: port.Because(port.Unsendable, err.Error())})
+		x.Set(k, port.Outcome{State: port.Failed, Reason: port.Because(port.Unsendable, err.Error())})
 	case !c.heard || ours(list):
-		x.Set(k, pending(k, port.Unstatement))
-	case slices.ContainsFunc(list, func(o reconcile.SinkOutcome) bool { return o.State == port.Active }):
+		x.Set(k, pending(port.Unstatement))
+	case slices.ContainsFunc(list, func(o port.SinkOutcome) bool { return o.State == port.Active }):
 		return p.Observed
 	}
 	return 0
 }
 
 // ours reports whether outcomes are not of a host.
-func ours(list []reconcile.SinkOutcome) bool {
+func ours(list []port.SinkOutcome) bool {
 	if len(list) == 0 {
 		return true
 	}
@@ -232,7 +233,7 @@ func (c *session) late() {
 		for _, b := range flight {
 			for _, k := range b.keys {
 				if b.view.Has(k) && (!c.heard || ours(x.Get(k))) {
-					x.Set(k, pending(k, port.Unanswered))
+					x.Set(k, pending(port.Unanswered))
 				}
 			}
 		}

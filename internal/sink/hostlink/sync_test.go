@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/replica"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -81,8 +82,8 @@ func TestSnapshotThenChanges(t *testing.T) {
 	if f.Base != 0 || len(f.put) != 2 || f.put[0].Key != key(80) || f.put[0].Owner.Name != "a" || f.put[0].Source != "socket" {
 		t.Errorf("snapshot %+v", f)
 	}
-	conflict := wire.FromOutcomes(key(81), []port.Outcome{{State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:81"), Reason: port.Because(port.SystemFailed, "held\nby x")}})
-	a := p.answers([]wire.Answer{active(key(80)), conflict})
+	conflict := port.NewAnswer(key(81), []port.Outcome{{State: port.Conflict, HostAddress: netip.MustParseAddrPort("127.0.0.1:81"), Reason: port.Because(port.SystemFailed, "held\nby x")}})
+	a := p.answers([]port.Answer{active(key(80)), conflict})
 	a.Seen = []wire.Seen{{Table: "wanted", Generation: f.Generation}}
 	p.say(a)
 	r.want(map[uint16]port.State{80: isActive, 81: port.Conflict})
@@ -117,7 +118,7 @@ func TestSeenWithoutOutcome(t *testing.T) {
 	p.say(p.answers(nil, key(80)))
 	r.want(map[uint16]port.State{80: isPending, 81: isPending})
 	// A change that leaves the outcome as it is.
-	p.say(p.answers([]wire.Answer{active(key(80))}))
+	p.say(p.answers([]port.Answer{active(key(80))}))
 	r.want(map[uint16]port.State{80: isActive, 81: isPending})
 	r.put(pub(key(80), "another"))
 	p.ack(p.next().Generation)
@@ -132,8 +133,8 @@ func TestUnsolicitedOutcomes(t *testing.T) {
 	p := r.connect("h")
 	p.ack(p.next().Generation, key(80), key(81))
 	r.want(map[uint16]port.State{80: isActive, 81: isActive})
-	died := wire.FromOutcomes(key(80), []port.Outcome{{State: port.Failed, Reason: port.Because(port.SystemFailed, "listener died")}})
-	p.say(p.answers([]wire.Answer{died, active(key(99))})) // one was never sent
+	died := port.NewAnswer(key(80), []port.Outcome{{State: port.Failed, Reason: port.Because(port.SystemFailed, "listener died")}})
+	p.say(p.answers([]port.Answer{died, active(key(99))})) // one was never sent
 	r.want(map[uint16]port.State{80: port.Failed, 81: isActive})
 	if n := r.sink.Stats().Stray; n != 1 {
 		t.Errorf("%d stray outcomes", n)
@@ -389,7 +390,7 @@ func TestHostileControl(t *testing.T) {
 		n := len(body)
 		return append([]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}, body...)
 	}
-	big := strings.Repeat(`{},`, wire.MaxListItems)
+	big := strings.Repeat(`{},`, port.MaxListItems)
 	for name, msg := range map[string][]byte{
 		"garbage":           frame("\x00\xff"),
 		"too many items":    frame(`{"table":"outcomes","generation":1,"put":[` + big + `{}]}`),
@@ -436,7 +437,7 @@ func TestFloodingHost(t *testing.T) {
 	p.ack(p.next().Generation, key(80))
 	const rounds = 2000
 	for range rounds {
-		p.say(p.answers([]wire.Answer{active(key(80)), active(key(9999))}))
+		p.say(p.answers([]port.Answer{active(key(80)), active(key(9999))}))
 	}
 	r.put(pub(key(81), "b"))
 	p.ack(p.next().Generation, key(81))
@@ -467,7 +468,7 @@ func TestFlowToUnpublishedPortForbidden(t *testing.T) {
 	denied.Decision.Allow = false
 	r.sink.o.Unpublished.Update(func(tx *tableTx) { tx.Put(key(80), denied) })
 	p := r.connect("h")
-	if rows, err := wire.DecodeRows(p.of("unpublished").Put, wire.UnpublishedPort.Check); err != nil || len(rows) != 1 || rows[0].Key != key(80) {
+	if rows, err := wire.DecodeRows(p.of("unpublished").Put, replica.Unpublished().Check); err != nil || len(rows) != 1 || rows[0].Key != key(80) {
 		t.Errorf("%+v, %v", rows, err)
 	}
 	st, reply := p.open(key(80))

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/reconcile"
+	"github.com/fairlead/fairlead/internal/replica"
 	"github.com/fairlead/fairlead/internal/table"
 	"github.com/fairlead/fairlead/internal/wire"
 )
@@ -29,9 +30,11 @@ func key(n uint16) port.Key {
 
 func pub(k port.Key, name string) port.Publication {
 	return port.Publication{
-		Key: k, Owner: port.Owner{Kind: port.OwnerContainer, Name: name},
-		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: "socket", ID: "1"}}},
-		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(k.Address), k.Port)}},
+		Fact: port.Fact{
+			Key: k, Source: "socket", Owner: port.Owner{Kind: port.OwnerContainer, Name: name},
+			Decision: port.Decision{Allow: true, Host: []netip.AddrPort{netip.AddrPortFrom(port.Loopback(k.Address), k.Port)}},
+		},
+		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket", ID: "1"}}},
 	}
 }
 
@@ -233,7 +236,7 @@ func (r *rig) connect(name string) *peer {
 // frame is a message with its rows.
 type frame struct {
 	wire.Frame
-	put     []wire.Publication
+	put     []port.Fact
 	removed []port.Key
 }
 
@@ -271,10 +274,10 @@ func (p *peer) next() frame {
 func (p *peer) take(f *frame) {
 	p.t.Helper()
 	var err error
-	if f.put, err = wire.DecodeRows(f.Put, wire.Publication.Check); err != nil {
+	if f.put, err = wire.DecodeRows(f.Put, replica.Wanted().Check); err != nil {
 		p.t.Error(err)
 	}
-	if f.removed, err = wire.DecodeRows(f.Removed, wire.CheckKey); err != nil {
+	if f.removed, err = wire.DecodeRows(f.Removed, port.Key.Check); err != nil {
 		p.t.Error(err)
 	}
 }
@@ -294,8 +297,8 @@ func (p *peer) send(f wire.Frame) error {
 	return err
 }
 
-func active(k port.Key) wire.Answer {
-	return wire.FromOutcomes(k, []port.Outcome{{State: port.Active, HostAddress: netip.AddrPortFrom(port.Loopback(k.Address), k.Port)}})
+func active(k port.Key) port.Answer {
+	return port.NewAnswer(k, []port.Outcome{{State: port.Active, HostAddress: netip.AddrPortFrom(port.Loopback(k.Address), k.Port)}})
 }
 
 func list[T any](t testing.TB, items []T) (b []byte) {
@@ -314,7 +317,7 @@ func list[T any](t testing.TB, items []T) (b []byte) {
 }
 
 // answers returns the next change of the outcomes.
-func (p *peer) answers(put []wire.Answer, removed ...port.Key) wire.Frame {
+func (p *peer) answers(put []port.Answer, removed ...port.Key) wire.Frame {
 	p.t.Helper()
 	p.at++
 	return wire.Frame{Table: "outcomes", Base: p.at - 1, Generation: p.at, Put: list(p.t, put), Removed: list(p.t, removed)}
@@ -323,7 +326,7 @@ func (p *peer) answers(put []wire.Answer, removed ...port.Key) wire.Frame {
 // ack says that a generation was seen, with these ports active.
 func (p *peer) ack(generation uint64, keys ...port.Key) {
 	p.t.Helper()
-	var put []wire.Answer
+	var put []port.Answer
 	for _, k := range keys {
 		put = append(put, active(k))
 	}
@@ -344,7 +347,7 @@ func (p *peer) serve() {
 		}
 		w := frame{Frame: f}
 		p.take(&w)
-		var put []wire.Answer
+		var put []port.Answer
 		for _, q := range w.put {
 			put = append(put, active(q.Key))
 		}

@@ -191,7 +191,7 @@ func (s *Sink) report(h *placeholder, state port.State, at netip.AddrPort, reaso
 
 // set sets the outcome of a claim.
 func (s *Sink) set(c *claim, state port.State, at netip.AddrPort, reason port.Reason) {
-	o := port.Outcome{Key: c.pub.Key, State: state, HostAddress: at, Reason: reason}
+	o := port.Outcome{State: state, HostAddress: at, Reason: reason}
 	if !c.outcome.Equal(o) {
 		c.outcome = o
 		s.dirty[c.pub.Key] = struct{}{}

@@ -261,7 +261,7 @@ func (s *Sink) setClaims(k port.Key, p port.Publication, wanted bool, touched ma
 	var next []*claim
 	if wanted {
 		for _, at := range p.Decision.Host {
-			c := &claim{at: at, outcome: port.Outcome{Key: k, State: port.Pending, HostAddress: at}}
+			c := &claim{at: at, outcome: port.Outcome{State: port.Pending, HostAddress: at}}
 			if i := slices.IndexFunc(old, func(o *claim) bool { return o.at == at }); i >= 0 {
 				c = old[i]
 				old = slices.Delete(slices.Clone(old), i, i+1)

@@ -236,11 +236,10 @@ func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 func nat(addr string, dial ...string) port.Publication {
 	a := ap(addr)
 	p := port.Publication{
-		Key:     port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()},
-		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "nat", ID: "ip nat " + addr}, Detail: port.NewDetail("ip nat PREROUTING: …")}},
-		Decision: port.Decision{Allow: true, Host: []netip.AddrPort{
+		Fact: port.Fact{Key: port.Key{Protocol: port.TCP, Address: a.Addr(), Port: a.Port()}, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{
 			netip.AddrPortFrom(port.Loopback(a.Addr()), a.Port()),
-		}},
+		}}},
+		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "nat", ID: "ip nat " + addr}, Detail: port.NewDetail("ip nat PREROUTING: …")}},
 	}
 	for _, d := range dial {
 		p.Dial = append(p.Dial, ap(d))
@@ -423,7 +422,7 @@ func TestPortInUseIsRetried(t *testing.T) {
 func TestPortByNameIsMovedByName(t *testing.T) {
 	run(t, Options{}, func(g *rig) {
 		p := nat("0.0.0.0:80", "10.0.0.1:80")
-		p.Origins = append(p.Origins, port.OriginInfo{Origin: port.Origin{Source: port.SourceDemand, ID: "web:80/tcp"}})
+		p.SetNamed("", []string{"web:80/tcp"})
 		g.net.fail("127.0.0.1:80", syscall.EACCES)
 		g.put(p)
 		g.wait(time.Minute)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -167,8 +166,8 @@ func (s *Sink) open(h *placeholder, now time.Time) {
 		s.report(h, port.Conflict, h.at, port.Because(port.InUseSocket, h.at.String()))
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		demand, pub := "", &h.winner.pub
-		if i := slices.IndexFunc(pub.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceDemand }); i >= 0 {
-			demand = pub.Origins[i].ID
+		if list := pub.Demands(); len(list) > 0 {
+			demand = list[0]
 		}
 		s.retryIn(h, now, failureMax)
 		s.report(h, port.Failed, h.at, port.Because(port.NeedsPrivilege, h.at.String(), forwards.Elsewhere(pub.Slot(), demand, "", h.at.Port())))

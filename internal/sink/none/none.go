@@ -23,7 +23,7 @@ func (Sink) Name() string { return Name }
 // Sync implements reconcile.Sink. Every publication is active, at no address of a host.
 func (Sink) Sync(_ context.Context, want reconcile.View, change reconcile.Change) (port.Outcomes, error) {
 	out := make(port.Outcomes)
-	add := func(k port.Key) { out[k] = []port.Outcome{{Key: k, State: port.Active}} }
+	add := func(k port.Key) { out[k] = []port.Outcome{{State: port.Active}} }
 	if change.Base == 0 {
 		for k := range want.All() {
 			add(k)

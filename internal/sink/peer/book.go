@@ -127,7 +127,7 @@ func (b *Book) Pending(change reconcile.Change, reason port.Reason) port.Outcome
 	out := make(port.Outcomes)
 	for k := range keys {
 		if _, ok := b.pubs[k]; ok {
-			out[k] = []port.Outcome{{Key: k, State: port.Pending, Reason: reason}}
+			out[k] = []port.Outcome{{State: port.Pending, Reason: reason}}
 		}
 	}
 	return out
@@ -210,7 +210,7 @@ func (b *Book) Report(c Claim, state port.State, reason port.Reason) {
 }
 
 func (b *Book) report(c Claim, at netip.AddrPort, state port.State, reason port.Reason) {
-	b.slots[c.slot()][c] = port.Outcome{Key: c.Key, State: state, HostAddress: at, Reason: reason}
+	b.slots[c.slot()][c] = port.Outcome{State: state, HostAddress: at, Reason: reason}
 	b.reported[c.Key] = struct{}{}
 }
 

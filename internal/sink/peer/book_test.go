@@ -55,7 +55,7 @@ func key(addr string) port.Key {
 }
 
 func pub(owner port.Owner, addr string, hosts ...string) port.Publication {
-	p := port.Publication{Key: key(addr), Owner: owner}
+	p := port.Publication{Fact: port.Fact{Key: key(addr), Owner: owner}}
 	for _, h := range hosts {
 		p.Decision.Host = append(p.Decision.Host, netip.MustParseAddrPort(h))
 	}
@@ -135,7 +135,7 @@ func TestBookUnderRandomChanges(t *testing.T) {
 		}
 	}
 	for k := range w.View().All() {
-		w.put(port.Publication{Key: k})
+		w.put(port.Publication{Fact: port.Fact{Key: k}})
 	}
 	w.settle()
 	if b := w.book; len(b.pubs)+len(b.slots)+len(b.served)+len(b.dirty)+len(b.reported) > 0 {

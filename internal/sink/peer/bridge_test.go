@@ -82,7 +82,7 @@ func side(at string) Side {
 
 func open(t *testing.T, b *Bridges, guest string, at string, n uint16) netip.AddrPort {
 	t.Helper()
-	where, err := b.Open(t.Context(), key(guest).Slot(), port.Publication{Key: key(guest)}, side(at), n)
+	where, err := b.Open(t.Context(), key(guest).Slot(), port.Publication{Fact: port.Fact{Key: key(guest)}}, side(at), n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestBridgeServesOnlyItsNetwork(t *testing.T) {
 func TestBridgeServesThePeerAlone(t *testing.T) {
 	b := newBridges(t)
 	k := key("127.0.0.1:80")
-	where, err := b.Open(t.Context(), k.Slot(), port.Publication{Key: k}, Side{netip.MustParseAddr("127.0.1.2"), From(netip.MustParseAddr("127.0.1.1"))}, 0)
+	where, err := b.Open(t.Context(), k.Slot(), port.Publication{Fact: port.Fact{Key: k}}, Side{netip.MustParseAddr("127.0.1.2"), From(netip.MustParseAddr("127.0.1.1"))}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestUDPBridgeServesOnlyItsNetwork(t *testing.T) {
 	b := newBridges(t)
 	k := key("127.0.0.1:80")
 	k.Protocol = port.UDP
-	where, err := b.Open(t.Context(), k.Slot(), port.Publication{Key: k}, side("127.0.1.2/24"), 0)
+	where, err := b.Open(t.Context(), k.Slot(), port.Publication{Fact: port.Fact{Key: k}}, side("127.0.1.2/24"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestConnectionsOutliveTheirBridgeUnlessForbidden(t *testing.T) {
 	if err := echoes(c); err == nil {
 		t.Error("a connection outlives everything")
 	}
-	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Key: key("127.0.0.1:80")}, side("127.0.1.2/24"), 0); !errors.Is(err, net.ErrClosed) {
+	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Fact: port.Fact{Key: key("127.0.0.1:80")}}, side("127.0.1.2/24"), 0); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("open after close: %v", err)
 	}
 }
@@ -213,7 +213,7 @@ func TestBridgeWithTakenPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Key: key("127.0.0.1:80")}, side("127.0.1.2/24"), boundTo(l.Addr()).Port()); err == nil {
+	if _, err := b.Open(t.Context(), port.Slot{}, port.Publication{Fact: port.Fact{Key: key("127.0.0.1:80")}}, side("127.0.1.2/24"), boundTo(l.Addr()).Port()); err == nil {
 		t.Error("it opened")
 	}
 }

@@ -99,7 +99,7 @@ func TestMemoryOfManyPortsIsFreed(t *testing.T) {
 	before := heap.Used()
 	update(func(tx *table.Tx[port.Key, port.Publication], k port.Key) {
 		host := netip.AddrPortFrom(port.Loopback(k.Address), k.Port)
-		tx.Put(k, port.Publication{Key: k, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{host}}})
+		tx.Put(k, port.Publication{Fact: port.Fact{Key: k, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{host}}}})
 	})
 	full := heap.Used() - before
 	update(func(tx *table.Tx[port.Key, port.Publication], k port.Key) { tx.Delete(k) })

@@ -89,7 +89,9 @@ func (m machine) handler(ownCookie uint64) (*handler, *registry.Registry) {
 
 type allowAll struct{}
 
-func (allowAll) Decide(port.Publication) port.Decision { return port.Decision{Allow: true} }
+func (allowAll) Decide(port.Publication) port.Ruling {
+	return port.Ruling{Decision: port.Decision{Allow: true}}
+}
 
 // now is so long after boot.
 const now = 24 * time.Hour

@@ -76,8 +76,8 @@ func Key(t testing.TB, s string) port.Key {
 func Pub(t testing.TB, key string, hosts ...string) port.Publication {
 	t.Helper()
 	p := port.Publication{
-		Origins:  []port.OriginInfo{{Origin: port.Origin{Source: "socket", ID: "1"}}},
-		Decision: port.Decision{Allow: true, Rule: port.RuleRef{Kind: port.RuleDefault}},
+		Fact:    port.Fact{Decision: port.Decision{Allow: true, Rule: port.RuleRef{Kind: port.RuleDefault}}},
+		Origins: []port.OriginInfo{{Origin: port.Origin{Source: "socket", ID: "1"}}},
 	}
 	if n := len(key) - 1; key[n] == '+' {
 		key = key[:n]
@@ -117,7 +117,7 @@ func (r *Rig) Outcomes(key string) []port.Outcome {
 	reported, _ := r.outcomes.View().Get(k)
 	out := make([]port.Outcome, len(reported))
 	for i, o := range reported {
-		out[i] = o.Outcome(k)
+		out[i] = o.Outcome
 	}
 	return out
 }

@@ -342,7 +342,7 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 			Detail:   port.LazyDetail(d.first.detail()),
 		}
 		b.Hints.Targets = c.served(d.targets)
-		b.Rule = c.leadsTo(d)
+		b.Target = c.leadsTo(d)
 		b.Dial, b.Doubt = c.dial(id, k.addr, d.targets, d.lead)
 		b.Doubt = cmp.Or(b.Doubt, d.order)
 		if d.free {

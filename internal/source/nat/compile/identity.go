@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// leadsTo returns Binding.Rule of a draft: 0 if not all of its targets are kept. An own
+// leadsTo returns Binding.Target of a draft: 0 if not all of its targets are kept. An own
 // address may be another server's at each rule, and of a range only the beginning is
 // known, so such targets are compared within one rule only, for which any own address
 // is the loopback.

@@ -32,7 +32,7 @@ func keep(bs []port.Binding) []published {
 	for i := range bs {
 		b := &bs[i]
 		out[i] = published{
-			origin: b.Origin.ID, address: b.Address, withheld: b.Withheld, inner: b.Inner, rule: b.Rule, maker: b.Maker,
+			origin: b.Origin.ID, address: b.Address, withheld: b.Withheld, inner: b.Inner, rule: b.Target, maker: b.Maker,
 			dial: b.Dial, doubt: b.Doubt, targets: b.Hints.Targets, detail: b.Detail,
 		}
 	}
@@ -43,7 +43,7 @@ func keep(bs []port.Binding) []published {
 func (p *published) binding(s port.Slot) port.Binding {
 	return port.Binding{
 		Key:    port.Key{Protocol: s.Protocol, Address: p.address, Port: s.Port},
-		Origin: port.Origin{Source: port.SourceNAT, ID: p.origin}, Withheld: p.withheld, Inner: p.inner, Rule: p.rule, Maker: p.maker,
+		Origin: port.Origin{Source: port.SourceNAT, ID: p.origin}, Withheld: p.withheld, Inner: p.inner, Target: p.rule, Maker: p.maker,
 		Dial: p.dial, Doubt: p.doubt, Hints: port.Hints{Targets: p.targets}, Detail: p.detail,
 	}
 }
@@ -79,7 +79,7 @@ func (c *Compiler) publish() port.Change {
 }
 
 func sameBinding(a, b port.Binding) bool {
-	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Maker == b.Maker && a.Doubt == b.Doubt && a.Rule == b.Rule && a.Detail.Equal(b.Detail) &&
+	return a.Origin == b.Origin && a.Key == b.Key && a.Withheld == b.Withheld && a.Inner == b.Inner && a.Maker == b.Maker && a.Doubt == b.Doubt && a.Target == b.Target && a.Detail.Equal(b.Detail) &&
 		slices.Equal(a.Dial, b.Dial) && a.Hints.Equal(b.Hints)
 }
 

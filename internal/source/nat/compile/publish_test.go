@@ -16,7 +16,7 @@ import (
 func TestPublishedIsWhole(t *testing.T) {
 	b := port.Binding{
 		Key:    port.Key{Protocol: port.UDP, Address: netip.MustParseAddr("10.0.0.1"), Port: 53},
-		Origin: port.Origin{Source: port.SourceNAT, ID: "id"}, Inner: true, Maker: port.MakerDocker, Withheld: port.Because(port.Unlistened), Rule: 1,
+		Origin: port.Origin{Source: port.SourceNAT, ID: "id"}, Inner: true, Maker: port.MakerDocker, Withheld: port.Because(port.Unlistened), Target: 1,
 		Dial: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:53")}, Doubt: "d",
 		Hints: port.Hints{Targets: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.3:53")}}, Detail: port.NewDetail("line"),
 	}
