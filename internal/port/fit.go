@@ -174,6 +174,9 @@ func (f Fact) Check(published bool) error {
 	if published && !d.Reason.IsZero() {
 		return fmt.Errorf("%s: reason of a port that is published", f.Key)
 	}
+	if published && d.Rule != (RuleRef{}) && !d.Labelled() { // people would take it for one of the host
+		return fmt.Errorf("%s: published by %s, want none but a label", f.Key, d.Rule)
+	}
 	if len(d.Host) > MaxHosts {
 		return fmt.Errorf("%s: %d host addresses, at most %d", f.Key, len(d.Host), MaxHosts)
 	}
