@@ -271,8 +271,8 @@ type OriginInfo struct {
 // LabelPrefix begins the labels, and annotations, by which owners ask for something.
 const LabelPrefix = "fairlead."
 
-// Ruling is what rules answer about a port: their decision, and what stays on the machine that
-// has the rules.
+// Ruling is what rules answer about a port: their decision, the name that a label gives the owner,
+// and what stays on the machine that has the rules.
 type Ruling struct {
 	Decision
 	Alias         string        // see Named
@@ -351,17 +351,20 @@ func (p *Publication) Warnings() []string {
 	return *p.Warned
 }
 
-// Sources yields the sources of what the port comes from, the first origin's first; one may
-// come several times.
+// Sources yields the sources of the origins, in order; one may come several times. A host, which
+// has no origins, knows the first source, and whether users asked for the port.
 func (p *Publication) Sources() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		if p.Source != "" && !yield(p.Source) || len(p.Demands()) > 0 && p.Source != SourceDemand && !yield(SourceDemand) {
-			return
-		}
 		for i := range p.Origins {
 			if !yield(p.Origins[i].Source) {
 				return
 			}
+		}
+		if len(p.Origins) > 0 || p.Source != "" && !yield(p.Source) {
+			return
+		}
+		if len(p.Demands()) > 0 && p.Source != SourceDemand {
+			yield(SourceDemand)
 		}
 	}
 }

@@ -19,9 +19,8 @@ type Fact struct {
 	Others       List[OtherOwner] `json:"others,omitempty"` // shared and immutable
 	Source       string           `json:"source,omitempty"` // of its first origin; see Origin
 
-	// Target identifies where the NAT rule leads that opens the port, by a hash: what has the
-	// same leads to the same servers. 0 means that no rule does, or that several do that lead
-	// elsewhere.
+	// Target is a hash of where the NAT rule leads that opens the port: ports with one Target lead
+	// to the same servers. 0 means that no rule opens it, or that several do which lead elsewhere.
 	Target uint64 `json:"target,omitzero"`
 
 	Decision Decision `json:"decision"`
@@ -33,7 +32,7 @@ type Decision struct {
 	Allow  bool `json:"allow,omitzero"`
 	Yields bool `json:"yields,omitzero"` // labels ask for another host port: whoever asks for it without labels goes first
 
-	Rule   RuleRef          `json:"rule,omitzero"`   // that decided
+	Rule   RuleRef          `json:"rule,omitzero"`   // that decided; of a port that it publishes a guest tells a host labels alone
 	Reason Reason           `json:"reason,omitzero"` // why it is not allowed
 	Host   []netip.AddrPort `json:"host,omitempty"`  // the host addresses asked for; port 0 asks for any free port; shared and immutable
 }
@@ -68,7 +67,8 @@ func (f *Fact) Alias() string {
 	return f.Named.Alias
 }
 
-// Demands are what the port was asked for by, as Demand has it. The caller must not change them.
+// Demands are the names by which users asked for the port, each as of Demand.String. The caller
+// must not change them.
 func (f *Fact) Demands() []string {
 	if f.Named == nil {
 		return nil

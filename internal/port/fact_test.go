@@ -181,3 +181,19 @@ func TestForeignFieldsHaveNoEffect(t *testing.T) {
 		t.Errorf("got %#v, %v, want %#v", b, err, a)
 	}
 }
+
+// In the guest the sources are those of the origins, as often as these are there; on a host they are those of the fact.
+func TestSources(t *testing.T) {
+	p := Publication{Fact: Fact{Source: "containerd"}}
+	p.SetNamed("", []string{"web:80/tcp"})
+	if got := slices.Collect(p.Sources()); !slices.Equal(got, []string{"containerd", SourceDemand}) {
+		t.Errorf("on a host: %q", got)
+	}
+	p.Origins = []OriginInfo{{Origin: Origin{Source: "containerd"}}, {Origin: Origin{Source: SourceDemand, ID: "web:80/tcp"}}, {Origin: Origin{Source: SourceNAT}}}
+	if got := slices.Collect(p.Sources()); !slices.Equal(got, []string{"containerd", SourceDemand, SourceNAT}) {
+		t.Errorf("in the guest: %q", got)
+	}
+	if got := slices.Collect(new(Publication).Sources()); len(got) > 0 {
+		t.Errorf("of nothing: %q", got)
+	}
+}

@@ -37,7 +37,7 @@ const (
 	MaxDemands    = 16       // of one port
 )
 
-// Memory beside the text of what few ports have, in bytes.
+// What some ports have, and how much memory each takes beside its text, in bytes.
 const (
 	namedSize = 48
 	heldSize  = 48
@@ -174,6 +174,9 @@ func (f Fact) Check(published bool) error {
 	if published && !d.Reason.IsZero() {
 		return fmt.Errorf("%s: reason of a port that is published", f.Key)
 	}
+	if published && d.Rule != (RuleRef{}) && !d.Labelled() { // people would take it for one of the host
+		return fmt.Errorf("%s: published by %s, want none but a label", f.Key, d.Rule)
+	}
 	if len(d.Host) > MaxHosts {
 		return fmt.Errorf("%s: %d host addresses, at most %d", f.Key, len(d.Host), MaxHosts)
 	}
@@ -249,7 +252,7 @@ func (o *Owner) check(key Key) error {
 	return nil
 }
 
-// TextBytes is what a fact holds on to beyond its fixed size, in bytes.
+// TextBytes is how many bytes the text of a fact takes, and what only some facts have.
 func (f Fact) TextBytes() int {
 	n := len(f.Source) + f.Owner.textBytes() + len(f.Decision.Rule.Name) + f.Decision.Reason.textBytes()
 	for _, o := range f.Others {

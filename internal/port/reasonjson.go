@@ -48,10 +48,11 @@ func (r Reason) mapText(f func(string) string) Reason {
 	return rule.Because(r.Code(), args...)
 }
 
-// MarshalJSON implements json.Marshaler.
+// MarshalJSON implements json.Marshaler. What no reader would take is left out, as on the link:
+// reasons come here from the sources too, for the control socket.
 func (r Reason) MarshalJSON() ([]byte, error) {
 	list := []oneReason{}
-	for one := range r.All() {
+	for one := range r.fit().All() {
 		o := oneReason{Code: one.Code().String(), Args: one.Args()}
 		if rule := one.Rule(); rule != (RuleRef{}) {
 			o.Rule = &rule

@@ -67,5 +67,6 @@ func alike(old, p Publication) bool { return same(old.lasting(), p.lasting()) }
 // lasting is the row without what only the process that reports it has.
 func (p Publication) lasting() Publication {
 	p.Since, p.SinceAtLeast, p.Origins, p.Outcomes = time.Time{}, false, nil, nil
+	p.Source, p.Target = "", 0 // of Origins
 	return p
 }

@@ -284,6 +284,8 @@ func TestResumeOfWhatLasts(t *testing.T) {
 	}{
 		"time":     {func(p *Publication) { p.Since, p.SinceAtLeast = p.Since.Add(time.Hour), true }, 0},
 		"origin":   {func(p *Publication) { p.Origins = []Origin{{Detail: "anew"}} }, 0},
+		"source":   {func(p *Publication) { p.Source = "nat" }, 0},
+		"target":   {func(p *Publication) { p.Target = 1 }, 0},
 		"outcome":  {func(p *Publication) { p.Outcomes = []Outcome{{Reason: "anew"}} }, 0},
 		"reason":   {func(p *Publication) { p.Reason = "allowed by rule 2" }, 1},
 		"rule":     {func(p *Publication) { p.Rule = "rule 2" }, 1},

@@ -302,6 +302,8 @@ func TestRowRefused(t *testing.T) {
 			"not published":       {decided(`"allow":false`), "allowed false"},
 			"reason":              {decided(`"allow":true,"reason":[{"code":"unlistened"}]`), "reason"},
 			"host rule":           {decided(`"allow":true,"rule":{"kind":"rule","onHost":true,"number":1}`), "host rule 1"},
+			"rule of the guest":   {decided(`"allow":true,"rule":{"kind":"rule","number":1,"name":"trusted"}`), "rule 1 (trusted)"},
+			"label of nobody":     {decided(`"allow":true,"rule":{"kind":"label"}`), "a label of its owner"},
 			"long label":          {pub(ok + `,"owner":{"labels":{"a":"` + strings.Repeat("n", 1025) + `"}}`), "labels"},
 			"too many labels":     {pub(ok + `,"owner":{"labels":{` + manyLabels(65) + `}}`), "65 labels"},
 			"too many items":      {`[` + strings.Repeat(`{},`, port.MaxListItems) + `{}]`, fmt.Sprint(port.MaxListItems)},
