@@ -69,18 +69,17 @@ func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 }
 
 // Starting implements engine.Engine. A container that is starting is among those that do not run
-// until it runs, and locked.
+// until it runs, and locked. They are chosen here: an engine refuses to filter by a state that it
+// does not know, and Podman has other ones than Docker.
 func (f fetcher) Starting(ctx context.Context) (ids []string, err error) {
-	filters := make(client.Filters).Add("status", "created", "exited")
-	if f.podman {
-		filters.Add("status", "initialized")
-	}
-	all, err := f.c.list(ctx, client.ContainerListOptions{All: true, Filters: filters})
+	all, err := f.c.list(ctx, client.ContainerListOptions{All: true})
 	for _, l := range all {
-		if l.ID == "" {
+		switch {
+		case l.ID == "":
 			return nil, fmt.Errorf("list containers: %w", l.err)
+		case l.State != "running" && l.State != "paused":
+			ids = append(ids, l.ID)
 		}
-		ids = append(ids, l.ID)
 	}
 	return ids, err
 }
