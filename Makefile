@@ -58,7 +58,7 @@ bench: ## Measure and write docs/benchmarks (root; RUNS (3) of 20 minutes; BEFOR
 
 .PHONY: docs
 docs: ## Write the documents that are generated from code
-	go test -count 1 ./internal/config ./internal/run -update
+	go test -count 1 ./internal/config ./internal/guest/run -update
 	go -C test test -count 1 ./documents -run Metrics -update
 	go run ./hack/notices
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fairlead is the root of the module and holds what `go generate .`
-// makes: the BPF objects of internal/kernel/bpf from the sources in bpf/. The
+// makes: the BPF objects of internal/guest/kernel/bpf from the sources in bpf/. The
 // output is committed, so that building needs no C compiler.
 //
 // hack/bpf2go.sh pins the compiler to Debian 12's clang-14 and llvm-strip-14, so

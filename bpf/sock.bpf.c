@@ -2,7 +2,7 @@
 /*
  * Hooks that report when a socket starts and stops to serve a port: those that
  * read no registers, so that one object serves every little-endian machine. The
- * agent loads the programs of one method at a time (internal/observer).
+ * agent loads the programs of one method at a time (internal/guest/observer).
  */
 #include "sock.h"
 

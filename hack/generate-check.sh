@@ -12,7 +12,7 @@ git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' 
 done | tar --null -T - -cf - | tar -xf - -C "$copy"
 before=$(cd "$copy" && find . -type f -print0 | sort -z | xargs -0 sha256sum)
 # The old output goes first, so that what is no longer generated is noticed.
-rm -f "$copy"/internal/kernel/bpf/*_bpfel.go "$copy"/internal/kernel/bpf/*_bpfel.o
+rm -f "$copy"/internal/guest/kernel/bpf/*_bpfel.go "$copy"/internal/guest/kernel/bpf/*_bpfel.o
 (cd "$copy" && go generate ./...)
 after=$(cd "$copy" && find . -type f -print0 | sort -z | xargs -0 sha256sum)
 diff <(printf '%s\n' "$before") <(printf '%s\n' "$after") ||

@@ -12,7 +12,7 @@ tool=${FAIRLEAD_CACHE:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/fairlead}/bin/govulnc
 }
 rc=0
 # A small package first: whether there is a database takes no analysis of all.
-for packages in ./internal/version ./cmd/...; do
+for packages in ./internal/status/version ./cmd/...; do
 	out=$("$tool" "$packages" 2>&1) || rc=$?
 	case $rc:$out in
 	0:*) ;;

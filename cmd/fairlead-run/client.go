@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/fairlead/fairlead/internal/run"
+	"github.com/fairlead/fairlead/internal/guest/run"
 )
 
 func newClient() *cobra.Command {

@@ -15,8 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead/fairlead/internal/run"
-	"github.com/fairlead/fairlead/internal/version"
+	"github.com/fairlead/fairlead/internal/guest/run"
+	"github.com/fairlead/fairlead/internal/status/version"
 )
 
 // Exit statuses; a program that is run has the others.

@@ -15,10 +15,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead/fairlead/internal/peer"
-	"github.com/fairlead/fairlead/internal/privilege"
-	"github.com/fairlead/fairlead/internal/run"
-	"github.com/fairlead/fairlead/internal/run/policy"
+	"github.com/fairlead/fairlead/internal/config/privilege"
+	"github.com/fairlead/fairlead/internal/guest/peer"
+	"github.com/fairlead/fairlead/internal/guest/run"
+	"github.com/fairlead/fairlead/internal/guest/run/policy"
 )
 
 func newServe() *cobra.Command {

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/agentinstall"
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/hostinstall"
+	"github.com/fairlead/fairlead/internal/setup/agentinstall"
+	"github.com/fairlead/fairlead/internal/setup/hostinstall"
 )
 
 var errNotRoot = errors.New("must run as root")

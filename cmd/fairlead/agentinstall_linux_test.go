@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/agentinstall"
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/setup/agentinstall"
 )
 
 func TestAgentUninstalledSaysWhatRuns(t *testing.T) {

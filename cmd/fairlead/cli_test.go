@@ -18,10 +18,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/diagnose/explain"
-	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/status/explain"
 )
 
 // guest is a provider with one port in each of two states. It explains 8080 as

@@ -14,9 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead/fairlead/internal/inventory"
-	"github.com/fairlead/fairlead/internal/source/kube"
+	"github.com/fairlead/fairlead/internal/guest/source/kube"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/status/inventory"
 )
 
 // clusterQuery reads the inventories of a cluster's nodes from the Kubernetes API, where

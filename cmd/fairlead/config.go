@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/config/rules"
+	"github.com/fairlead/fairlead/internal/config/yamltree"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/internal/yamltree"
 )
 
 func newConfig() *cobra.Command {

@@ -6,11 +6,11 @@ import (
 	"context"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
-	"github.com/fairlead/fairlead/internal/diagnose/gather"
+	"github.com/fairlead/fairlead/internal/guest/agent"
+	"github.com/fairlead/fairlead/internal/guest/gather"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/status/doctor"
 )
 
 // canBeGuest reports whether this system can run an agent.

@@ -14,9 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/config/trust"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/internal/trust"
 )
 
 const (

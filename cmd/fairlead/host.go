@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/hostinstall"
-	"github.com/fairlead/fairlead/internal/hostpeer"
+	"github.com/fairlead/fairlead/internal/host/hostpeer"
+	"github.com/fairlead/fairlead/internal/setup/hostinstall"
 	"github.com/fairlead/fairlead/internal/status"
 )
 

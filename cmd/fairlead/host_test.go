@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/hostinstall"
+	"github.com/fairlead/fairlead/internal/setup/hostinstall"
 )
 
 // What is printed after an installation names the log that will be written: that of a flag,

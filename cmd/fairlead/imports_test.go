@@ -13,9 +13,9 @@ import (
 var clients = []string{
 	"github.com/cilium/ebpf", "github.com/containerd/", "github.com/docker/", "github.com/moby/",
 	"github.com/google/nftables", "google.golang.org/grpc", "k8s.io/", "sigs.k8s.io/",
-	"github.com/fairlead/fairlead/internal/agent", "github.com/fairlead/fairlead/internal/kernel",
-	"github.com/fairlead/fairlead/internal/observer",
-	"github.com/fairlead/fairlead/internal/source/",
+	"github.com/fairlead/fairlead/internal/guest/agent", "github.com/fairlead/fairlead/internal/guest/kernel",
+	"github.com/fairlead/fairlead/internal/guest/observer",
+	"github.com/fairlead/fairlead/internal/guest/source/",
 }
 
 // linked returns what a program needs on a system, of what only the agent may.
@@ -44,7 +44,7 @@ func TestHostPeerLinksNoClientOfTheAgent(t *testing.T) {
 	for _, c := range []struct{ system, program string }{
 		{"windows", module + "cmd/fairlead"},
 		{"darwin", module + "cmd/fairlead"},
-		{"linux", module + "internal/hostpeer"},
+		{"linux", module + "internal/host/hostpeer"},
 		{"linux", module + "cmd/fairlead-run"},
 	} {
 		if found := linked(t, c.system, c.program); len(found) > 0 {

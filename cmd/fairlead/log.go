@@ -8,7 +8,7 @@ import (
 	"os"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
 )
 
 // logger returns the configured logger, and its levels, which can be changed.

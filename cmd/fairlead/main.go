@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/version"
+	"github.com/fairlead/fairlead/internal/status/version"
 )
 
 // Exit statuses. "No" is a failure: explain of a port that is not reachable.

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra/doc"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/version"
+	"github.com/fairlead/fairlead/internal/status/version"
 )
 
 // newMan writes the manual pages for packages ("go run ./hack/stages man").

@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead/fairlead/internal/config/trust"
+	"github.com/fairlead/fairlead/internal/guest/wsl"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/internal/trust"
-	"github.com/fairlead/fairlead/internal/wsl"
 )
 
 func newOpen() *cobra.Command {

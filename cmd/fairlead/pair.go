@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/hvsock"
-	"github.com/fairlead/fairlead/internal/pair"
+	"github.com/fairlead/fairlead/internal/link/hvsock"
+	"github.com/fairlead/fairlead/internal/setup/pair"
 )
 
 // pairFlags are the flags of `fairlead host pair`.

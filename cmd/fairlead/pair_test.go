@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/pair"
+	"github.com/fairlead/fairlead/internal/setup/pair"
 )
 
 // fakeProgram puts a program into PATH, alone, that runs a script.

@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/demo"
-	"github.com/fairlead/fairlead/internal/dropin"
-	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
+	"github.com/fairlead/fairlead/internal/guest/agent"
+	"github.com/fairlead/fairlead/internal/setup/demo"
+	"github.com/fairlead/fairlead/internal/setup/dropin"
 )
 
 // start runs the program that args[0] names: started under the name of Rancher Desktop's

@@ -15,11 +15,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/diagnose/explain"
-	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/config/forwards"
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/status/explain"
 )
 
 // changing serves the run-time rules of an agent or a host on a control socket that the

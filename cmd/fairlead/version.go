@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/link"
 	"github.com/fairlead/fairlead/internal/status"
-	"github.com/fairlead/fairlead/internal/version"
+	"github.com/fairlead/fairlead/internal/status/doctor"
+	"github.com/fairlead/fairlead/internal/status/version"
 )
 
 // versionTimeout is how long version waits for a running process.

@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/fairlead/fairlead/internal/trust"
+	"github.com/fairlead/fairlead/internal/config/trust"
 )
 
 func main() {

@@ -161,7 +161,7 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 // compile builds a command of cmd/ for a system.
 func (r *release) compile(ctx context.Context, s system, command, to string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-trimpath", "-buildvcs=false",
-		"-ldflags", "-s -w -buildid= -X github.com/fairlead/fairlead/internal/version.release="+r.version, "-o", to, "./cmd/"+command)
+		"-ldflags", "-s -w -buildid= -X github.com/fairlead/fairlead/internal/status/version.release="+r.version, "-o", to, "./cmd/"+command)
 	cmd.Dir = r.repo
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS="+s.os, "GOARCH="+s.arch)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -177,7 +177,7 @@ func (r *release) stamp(path string) error { return os.Chtimes(path, r.time, r.t
 func (r *release) documents(ctx context.Context) error {
 	self := filepath.Join(r.work, "fairlead")
 	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "grpcnotrace", "-trimpath", "-buildvcs=false",
-		"-ldflags", "-X github.com/fairlead/fairlead/internal/version.release="+r.version, "-o", self, "./cmd/fairlead")
+		"-ldflags", "-X github.com/fairlead/fairlead/internal/status/version.release="+r.version, "-o", self, "./cmd/fairlead")
 	cmd.Dir = r.repo
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command size prints how large the project is at a commit, and how far its features are woven
-// into rooms of others:
+// Command size prints how large the project is at a commit, by the doors of internal/, and how
+// far its features are woven into rooms of others:
 //
 //	go run ./hack/size [REV]
+//
+// Packages of commits before there were doors are shown where they are now.
 //
 // A line of Go counts whatever is on it. Generated code does not count. What is woven of a
 // feature are the lines outside its room that name it, and all lines of files outside that are
@@ -31,11 +33,45 @@ type feature struct {
 }
 
 var features = []feature{
-	{"names", regexp.MustCompile(`^internal/([a-z]+/)*names/`), `internal/([a-z]+/)*names"|\bnames\.|NamesAt|[a-z]Names\b|alias`},
+	{"names", regexp.MustCompile(`^internal/([a-z]+/)*(names|route)/`), `internal/([a-z]+/)*names"|\bnames\.|NamesAt|[a-z]Names\b|alias`},
 	{"expose", regexp.MustCompile(`/expose[a-z_]*\.go$`), `expose`},
 	{"onConflict", regexp.MustCompile(`/moved[a-z_]*\.go$`), `on-?conflict`},
-	{"publish", regexp.MustCompile(`^(internal/([a-z]+/)*publish/|cmd/fairlead-publish/)`), `internal/([a-z]+/)*publish(/[a-z]+)?"|\bpublish\.|publishAllow|SourcePublish|lease`},
+	{"publish", regexp.MustCompile(`^(internal/(([a-z]+/)*publish|config/policy)/|cmd/fairlead-publish/)`), `internal/(([a-z]+/)*publish(/[a-z]+)?|config/policy)"|\bpublish\.|publishAllow|SourcePublish|lease`},
 	{"inventory", regexp.MustCompile(`^internal/([a-z]+/)*inventory/`), `inventor(y|ies)`},
+}
+
+// moved are the packages that were at the first level of internal/ before there were doors, by door.
+var moved = map[string]string{
+	"config": "forwards loglevel memory privilege publish/policy rules trust words yamltree",
+	"guest":  "agent cgroup diagnose/gather kernel netwatch observer peer publish reconcile registry run sink source wsl",
+	"host":   "hostpeer names/route",
+	"link":   "conns forward hvsock own replica trace wire",
+	"port":   "claims compact names procnet schedule table",
+	"setup":  "agentinstall demo dropin hostinstall pair",
+	"status": "diagnose/doctor diagnose/explain inventory metrics version",
+}
+
+// place returns where a folder is now: "internal/sink/peer" is "internal/guest/sink/peer".
+func place(dir string) string {
+	rest, ok := strings.CutPrefix(dir, "internal/")
+	if !ok {
+		return dir
+	}
+	to, long := rest, ""
+	for door, rooms := range moved {
+		for _, room := range strings.Fields(rooms) {
+			if below, ok := strings.CutPrefix(rest+"/", room+"/"); ok && len(room) > len(long) {
+				to, long = path.Join(door, path.Base(room), below), room
+			}
+		}
+	}
+	return "internal/" + to
+}
+
+// door returns the first two parts of a folder's path.
+func door(dir string) string {
+	parts := strings.SplitN(dir, "/", 3)
+	return strings.Join(parts[:min(len(parts), 2)], "/")
 }
 
 var generated = regexp.MustCompile(`_(bpfel|x86_bpfel|arm64_bpfel)\.go$`)
@@ -57,10 +93,10 @@ func run(rev string) error {
 		return err
 	}
 	type sum struct{ code, tests int }
-	packages := make(map[string]sum)
+	packages, doors := make(map[string]sum), make(map[string]sum)
 	var code, unit, outside int
 	for file, n := range lines {
-		dir, isTest := path.Dir(file), strings.HasSuffix(file, "_test.go")
+		dir, isTest := place(path.Dir(file)), strings.HasSuffix(file, "_test.go")
 		switch p := packages[dir]; {
 		case generated.MatchString(file):
 		case strings.HasPrefix(file, "test/"), strings.HasPrefix(file, "internal/testkit/"):
@@ -74,9 +110,18 @@ func run(rev string) error {
 			packages[dir] = sum{p.code + n, p.tests}
 		}
 	}
-	fmt.Printf("%7s %7s  package\n", "lines", "tests")
-	for _, dir := range slices.Sorted(maps.Keys(packages)) {
-		fmt.Printf("%7d %7d  %s\n", packages[dir].code, packages[dir].tests, dir)
+	for dir, p := range packages {
+		d := doors[door(dir)]
+		doors[door(dir)] = sum{d.code + p.code, d.tests + p.tests}
+	}
+	fmt.Printf("%7s %7s  door, package\n", "lines", "tests")
+	for _, in := range slices.Sorted(maps.Keys(doors)) {
+		fmt.Printf("%7d %7d  %s\n", doors[in].code, doors[in].tests, in)
+		for _, dir := range slices.Sorted(maps.Keys(packages)) {
+			if p := packages[dir]; door(dir) == in && p != doors[in] {
+				fmt.Printf("%7d %7d    %s\n", p.code, p.tests, dir)
+			}
+		}
 	}
 	words, changelog, err := documents(rev)
 	if err != nil {

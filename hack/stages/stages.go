@@ -77,7 +77,7 @@ func stages() []stage {
 			return []part{check("", "hack/generate-check.sh")}
 		}},
 		{"generate", "generate the BPF objects with the pinned compiler", false, []string{"hack/provision.sh generate"}, func() []part {
-			return []part{check("", "bash", "-ec", "rm -f internal/kernel/bpf/*_bpfel.{go,o}; exec go generate ./...")}
+			return []part{check("", "bash", "-ec", "rm -f internal/guest/kernel/bpf/*_bpfel.{go,o}; exec go generate ./...")}
 		}},
 		{"test-unit", "tests that need neither root nor another kernel, with the race detector", false, nil, unit},
 		{"test-root", "tests that make namespaces, rules and BPF programs on this kernel (root)", true, nil, func() []part {
@@ -222,7 +222,7 @@ func wine() []part {
 	exec := filepath.Join(dir, "hack/wine.sh")
 	parts := []part{
 		tests("cli", "test", "-count", "1", "-tags", "wine", "./wine"),
-		tests("packages", ".", "-p", "1", "-exec", exec, "./internal/rules", "./internal/wire", "./internal/table", "./internal/hvsock"),
+		tests("packages", ".", "-p", "1", "-exec", exec, "./internal/config/rules", "./internal/link/wire", "./internal/port/table", "./internal/link/hvsock"),
 		tests("host", ".", "-p", "1", "-exec", exec, "-run", "OwnerTables|IPHelper|ProcessName|Reserved|Lsof|NonsenseAt|PublishesEvery|WithoutTheToken", "./internal/host"),
 	}
 	for i := range parts[1:] {
@@ -255,8 +255,8 @@ func machines() []part {
 	return []part{
 		tests("rig", "test", "-tags", "engines", "-timeout", "60m", "./vm"),
 		vm("machines", full("-test-timeout", "3h", "./...")...),
-		vm("hybrid", full("-cgroup", "hybrid", "-run", cgroups+"|^TestProcessAttributedByCgroup$", "./internal/agent", "./test/e2e")...),
-		vm("legacy", full("-cgroup", "legacy", "-run", cgroups, "./internal/agent", "./test/e2e")...),
+		vm("hybrid", full("-cgroup", "hybrid", "-run", cgroups+"|^TestProcessAttributedByCgroup$", "./internal/guest/agent", "./test/e2e")...),
+		vm("legacy", full("-cgroup", "legacy", "-run", cgroups, "./internal/guest/agent", "./test/e2e")...),
 	}
 }
 
@@ -274,8 +274,8 @@ func kernels(versions, report string) []part {
 }
 
 func arm64() []part {
-	sockets := []string{"./internal/agent/selftest", "./internal/cgroup", "./internal/kernel", "./internal/observer", "./internal/sink/listener/...",
-		"./internal/source/...", "./test/nat", "./test/sockets", "./test/vm/selftest"}
+	sockets := []string{"./internal/guest/agent/selftest", "./internal/guest/cgroup", "./internal/guest/kernel", "./internal/guest/observer", "./internal/guest/sink/listener/...",
+		"./internal/guest/source/...", "./test/nat", "./test/sockets", "./test/vm/selftest"}
 	var parts []part
 	for _, k := range []struct{ kernel, methods string }{{"6.12", "fentry,kprobe"}, {"6.1", "kprobe"}} {
 		args := full("-arch", "arm64", "-kernel", k.kernel, "-methods", k.methods, "-test-timeout", "3h")

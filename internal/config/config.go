@@ -15,8 +15,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/names"
-	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/config/rules"
+	"github.com/fairlead/fairlead/internal/port/names"
 )
 
 // DefaultAgentFile is the agent's configuration file by default. It may be absent.

@@ -18,8 +18,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 )
 
 // sample is a value for each field that is not its default, as it stands in a

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/words"
+	"github.com/fairlead/fairlead/internal/config/words"
 )
 
 // ClientControl is the variable with the control socket that commands query. It is not

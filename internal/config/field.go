@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/words"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/config/words"
+	"github.com/fairlead/fairlead/internal/config/yamltree"
 )
 
 // field is one setting: its key in the file ("limits.flows" is the key "flows" of

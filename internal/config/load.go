@@ -16,9 +16,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/fairlead/fairlead/internal/forwards"
-	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/config/forwards"
+	"github.com/fairlead/fairlead/internal/config/rules"
+	"github.com/fairlead/fairlead/internal/config/yamltree"
 )
 
 // LoadAgent merges flags, environment, file and defaults. The file is path, or else

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/claims"
-	"github.com/fairlead/fairlead/internal/names"
+	"github.com/fairlead/fairlead/internal/port/claims"
+	"github.com/fairlead/fairlead/internal/port/names"
 )
 
 // Names is where a host leads clients to ports by the names of their owners.

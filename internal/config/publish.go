@@ -2,7 +2,7 @@
 
 package config
 
-import "github.com/fairlead/fairlead/internal/publish/policy"
+import "github.com/fairlead/fairlead/internal/config/policy"
 
 // Publish configures what containers may ask for at a socket that is mounted into them.
 type Publish struct {

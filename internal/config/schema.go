@@ -6,8 +6,8 @@ import (
 	"bytes"
 	"encoding/json"
 
-	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/yamltree"
+	"github.com/fairlead/fairlead/internal/config/rules"
+	"github.com/fairlead/fairlead/internal/config/yamltree"
 )
 
 type object = yamltree.Object

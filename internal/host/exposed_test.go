@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
 )
 

@@ -11,11 +11,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/forward"
+	"github.com/fairlead/fairlead/internal/link/trace"
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/trace"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 const (

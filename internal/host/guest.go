@@ -14,10 +14,10 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/replica"
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/replica"
-	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/procnet"
+	"github.com/fairlead/fairlead/internal/port/procnet"
 )
 
 func systemHolders() HolderFinder { return procHolders{"/proc"} }

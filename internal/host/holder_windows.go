@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/windows"
 
+	"github.com/fairlead/fairlead/internal/config/trust"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/trust"
 )
 
 const (

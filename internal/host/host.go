@@ -27,15 +27,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/link/forward"
+	"github.com/fairlead/fairlead/internal/link/own"
+	"github.com/fairlead/fairlead/internal/link/trace"
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/table"
-	"github.com/fairlead/fairlead/internal/trace"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/port/schedule"
+	"github.com/fairlead/fairlead/internal/port/table"
 )
 
 // Guest is one guest that the host follows.

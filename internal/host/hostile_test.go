@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // A guest that publishes every port gets as many as the limit allows, and failed

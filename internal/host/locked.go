@@ -6,9 +6,9 @@ import (
 	"context"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/compact"
-	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/port/compact"
+	"github.com/fairlead/fairlead/internal/port/schedule"
+	"github.com/fairlead/fairlead/internal/port/table"
 )
 
 // locked is the Host while its lock is held: what changes in steps. Host.lock gives it, and

@@ -16,10 +16,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/replica"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/replica"
-	"github.com/fairlead/fairlead/internal/rules"
 )
 
 // FuzzModel takes random steps with a host of one guest, and compares what the host keeps of

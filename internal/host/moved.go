@@ -18,8 +18,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/fairlead/fairlead/internal/config/trust"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/trust"
 )
 
 // move is a port that is opened instead of another one, which was in use. It remains when

@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
 )
 

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/fairlead/fairlead/internal/claims"
+	"github.com/fairlead/fairlead/internal/port/claims"
 )
 
 // The tables of the IP helper API (tcpmib.h, udpmib.h) are parsed in this file, so

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 const stableAfter = 10 * time.Second // the next attempt after a session this long is prompt

@@ -12,11 +12,11 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/fairlead/fairlead/internal/claims"
-	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/forward"
+	"github.com/fairlead/fairlead/internal/link/trace"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/trace"
+	"github.com/fairlead/fairlead/internal/port/claims"
 )
 
 // Held is an address at which this program listens for itself: no publication gets it.

@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 var web = port.Owner{Kind: port.OwnerContainer, ID: "1", Name: "web"}

@@ -12,10 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/claims"
-	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/config/forwards"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/claims"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 const (

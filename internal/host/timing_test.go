@@ -15,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/link/own"
 	"github.com/fairlead/fairlead/internal/port"
 )
 

@@ -5,10 +5,10 @@ package host
 import (
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/link/trace"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/testkit/ports"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
-	"github.com/fairlead/fairlead/internal/trace"
 )
 
 // closeOf returns the close of the next flow that a trace shows.

@@ -13,11 +13,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forward"
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/own"
-	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/trace"
+	"github.com/fairlead/fairlead/internal/link/forward"
+	"github.com/fairlead/fairlead/internal/link/own"
+	"github.com/fairlead/fairlead/internal/link/trace"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 const (

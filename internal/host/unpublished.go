@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/link/replica"
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/replica"
-	"github.com/fairlead/fairlead/internal/table"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/port/table"
 )
 
 // Unpublished returns a table of the ports that guests do not publish. They are for display: they

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 var (

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 const (

@@ -8,7 +8,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 // DatagramHead is the room in front of a datagram, in bytes, for the headers of

@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/hvsock"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/link/hvsock"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 // Dialer dials one endpoint, and remembers how it was reached. It is safe for

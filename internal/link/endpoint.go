@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/hvsock"
+	"github.com/fairlead/fairlead/internal/link/hvsock"
 )
 
 // The networks of an Endpoint.

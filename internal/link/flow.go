@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 // flowConn is a Stream that has a connection of its own. The end of a direction is

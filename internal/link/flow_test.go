@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 // dialled connects to a listener's socket, past the link.

@@ -9,7 +9,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 // scriptedConn is a connection from which the same bytes come, then the end.

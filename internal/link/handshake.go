@@ -18,7 +18,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 // Client makes a session of a connection that this side dialled. The peer must

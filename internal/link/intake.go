@@ -11,7 +11,7 @@ import (
 	"net"
 	"sync"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 // flowKeys authenticate the connections of one session.

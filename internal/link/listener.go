@@ -13,9 +13,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/own"
-	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/own"
+	"github.com/fairlead/fairlead/internal/link/wire"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 // Listener accepts connections and hands out those that became proved sessions.

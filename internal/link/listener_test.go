@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 	"github.com/fairlead/fairlead/internal/testkit/output"
 )
 

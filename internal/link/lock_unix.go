@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 // lockDir keeps other processes of ours from claiming a socket in dir at the

@@ -9,9 +9,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/link/own"
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // Role is which end of the link a peer is, independent of which dials.

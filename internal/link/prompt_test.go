@@ -9,7 +9,7 @@ import (
 	"io"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 // chunkOf is a chunk of n bytes, with room for its header.

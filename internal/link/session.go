@@ -18,8 +18,8 @@ import (
 
 	"github.com/libp2p/go-yamux/v5"
 
-	"github.com/fairlead/fairlead/internal/own"
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/own"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 const (

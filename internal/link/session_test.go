@@ -18,7 +18,7 @@ import (
 
 	"github.com/libp2p/go-yamux/v5"
 
-	"github.com/fairlead/fairlead/internal/wire"
+	"github.com/fairlead/fairlead/internal/link/wire"
 )
 
 func TestControlStream(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/trust"
+	"github.com/fairlead/fairlead/internal/config/trust"
 )
 
 const (

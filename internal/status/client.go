@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/loglevel"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 // Client queries a running agent or host over its control socket.

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/config/forwards"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/status/doctor"
 )
 
 func TestDoctorShowsFailuresLastAndFits(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/config/forwards"
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 )
 
 // hostOf is a host's server with two guests and their ports. One guest has no name in the

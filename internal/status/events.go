@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forwards"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/config/forwards"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 // Vitals are the numbers for the page's charts. They count from the start, except

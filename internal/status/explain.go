@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/diagnose/explain"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status/explain"
 )
 
 // Explainer returns why a port is, or is not, reachable.

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/fairlead/fairlead/internal/config/words"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/words"
 )
 
 // Filter selects the rows that match all its terms. The zero value selects all.

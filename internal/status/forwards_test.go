@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/diagnose/explain"
-	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/config/forwards"
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/status/explain"
 )
 
 // noForwards is a store without rules.

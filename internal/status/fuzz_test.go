@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/diagnose/explain"
-	"github.com/fairlead/fairlead/internal/loglevel"
-	"github.com/fairlead/fairlead/internal/rules"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
+	"github.com/fairlead/fairlead/internal/config/rules"
+	"github.com/fairlead/fairlead/internal/status/explain"
 )
 
 type explained struct{}

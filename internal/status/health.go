@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
 )
 
 // ready serves /readyz.

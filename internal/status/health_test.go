@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
 )
 
 type fixed struct{ list List }

@@ -12,8 +12,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/port/names"
 )
 
 // names returns the names of ports.

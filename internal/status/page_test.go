@@ -16,8 +16,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/forwards"
-	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/config/forwards"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
 	"github.com/fairlead/fairlead/internal/testkit/wait"

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forwards"
+	"github.com/fairlead/fairlead/internal/config/forwards"
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 )
 
 // A refused host, and a guest that is not connected, are named below the table.

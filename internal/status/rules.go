@@ -10,9 +10,9 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/fairlead/fairlead/internal/config/rules"
+	"github.com/fairlead/fairlead/internal/config/words"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/words"
 )
 
 // RuleQuery describes a port that may not exist.

@@ -15,14 +15,14 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/conns"
-	"github.com/fairlead/fairlead/internal/forwards"
-	"github.com/fairlead/fairlead/internal/loglevel"
-	"github.com/fairlead/fairlead/internal/names"
+	"github.com/fairlead/fairlead/internal/config/forwards"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
+	"github.com/fairlead/fairlead/internal/config/rules"
+	"github.com/fairlead/fairlead/internal/link/conns"
+	"github.com/fairlead/fairlead/internal/link/trace"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
-	"github.com/fairlead/fairlead/internal/trace"
-	"github.com/fairlead/fairlead/internal/version"
+	"github.com/fairlead/fairlead/internal/port/names"
+	"github.com/fairlead/fairlead/internal/status/version"
 )
 
 // Options configures a Server.

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/trace"
+	"github.com/fairlead/fairlead/internal/link/trace"
 )
 
 // tracePause is between two reports of the bytes that flows moved.

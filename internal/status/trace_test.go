@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/link/trace"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
-	"github.com/fairlead/fairlead/internal/trace"
 )
 
 func TestTraceOverTheControlSocket(t *testing.T) {

@@ -26,11 +26,11 @@ import (
 // called. The first step begins when the kernel changes the socket's state, the last ends when the
 // message is at the other end of the link.
 var steps = []struct{ name, call string }{
-	{"agent-runs", "observer.(*engine).take"},
-	{"event-read", "source/socket.(*handler).Apply"},
-	{"owner-known", "registry.(*source).Apply"},
-	{"merged", "reconcile.(*Reconciler).apply"},
-	{"wanted", "replica.(*Session).try"},
+	{"agent-runs", "guest/observer.(*engine).take"},
+	{"event-read", "guest/source/socket.(*handler).Apply"},
+	{"owner-known", "guest/registry.(*source).Apply"},
+	{"merged", "guest/reconcile.(*Reconciler).apply"},
+	{"wanted", "link/replica.(*Session).try"},
 	{"encoded", "link.(*control).Try"},
 	{"arrived", ""},
 }

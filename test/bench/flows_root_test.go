@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead/fairlead/internal/forward"
-	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/config/privilege"
+	"github.com/fairlead/fairlead/internal/link/forward"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 	"github.com/fairlead/fairlead/test/kit/echo"
 	"github.com/fairlead/fairlead/test/kit/program"

@@ -18,14 +18,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel"
-	"github.com/fairlead/fairlead/internal/kernel/bpf"
+	"github.com/fairlead/fairlead/internal/guest/kernel"
+	"github.com/fairlead/fairlead/internal/guest/kernel/bpf"
 	"github.com/fairlead/fairlead/internal/link"
+	"github.com/fairlead/fairlead/internal/link/replica"
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/replica"
-	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/port/table"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // peer is the host end of a guest's link. It acknowledges every message and notes when it came.

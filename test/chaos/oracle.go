@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/procnet"
+	"github.com/fairlead/fairlead/internal/port/procnet"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/status/doctor"
 	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/inventory"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/status/inventory"
 	"github.com/fairlead/fairlead/test/kit/program"
 )
 

@@ -18,9 +18,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/status/doctor"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/program"
 )

@@ -14,7 +14,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/config/privilege"
 )
 
 const (

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
+	"github.com/fairlead/fairlead/internal/status/doctor"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 

@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/loglevel"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/echo"

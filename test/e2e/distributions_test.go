@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/status/doctor"
 	"github.com/fairlead/fairlead/internal/testkit/kernels"
 	"github.com/fairlead/fairlead/internal/testkit/probe"
 )

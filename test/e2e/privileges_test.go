@@ -19,10 +19,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/config/privilege"
+	"github.com/fairlead/fairlead/internal/guest/observer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/privilege"
+	"github.com/fairlead/fairlead/internal/status/doctor"
 	"github.com/fairlead/fairlead/internal/testkit/kernels"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 	"github.com/fairlead/fairlead/test/kit/program"

@@ -20,8 +20,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/names"
 	"github.com/fairlead/fairlead/internal/port"
+	"github.com/fairlead/fairlead/internal/port/names"
 	"github.com/fairlead/fairlead/internal/testkit/enginetest"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/guest/source/containerd"
+	"github.com/fairlead/fairlead/internal/guest/source/engine"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/containerd"
-	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 

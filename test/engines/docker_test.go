@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/guest/source/docker"
+	"github.com/fairlead/fairlead/internal/guest/source/engine"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/docker"
-	"github.com/fairlead/fairlead/internal/source/engine"
 	"github.com/fairlead/fairlead/test/kit/enclave"
 )
 

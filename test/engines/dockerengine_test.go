@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/guest/registry"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/registry"
 )
 
 // Facts: a container's cgroup and addresses are its own, with a network of its

@@ -26,11 +26,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/diagnose/doctor"
-	"github.com/fairlead/fairlead/internal/inventory"
+	"github.com/fairlead/fairlead/internal/guest/source/kube"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/kube"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/status/doctor"
+	"github.com/fairlead/fairlead/internal/status/inventory"
 	"github.com/fairlead/fairlead/test/kit/cluster"
 )
 

@@ -19,9 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/guest/source/engine"
+	"github.com/fairlead/fairlead/internal/guest/source/kube"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/engine"
-	"github.com/fairlead/fairlead/internal/source/kube"
 	"github.com/fairlead/fairlead/test/kit/cluster"
 )
 

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/guest/source/kube"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/kube"
 	"github.com/fairlead/fairlead/test/kit/cluster"
 	"github.com/fairlead/fairlead/test/kit/enclave"
 )

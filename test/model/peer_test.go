@@ -9,10 +9,10 @@ import (
 	"maps"
 	"sync"
 
+	"github.com/fairlead/fairlead/internal/guest/reconcile"
+	"github.com/fairlead/fairlead/internal/guest/sink/peer"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/reconcile"
-	"github.com/fairlead/fairlead/internal/schedule"
-	"github.com/fairlead/fairlead/internal/sink/peer"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 // How a foreign peer fails.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/rules"
 )
 
 // rule is a rule of which the reference knows what it means.

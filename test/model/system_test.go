@@ -18,15 +18,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/guest/reconcile"
+	"github.com/fairlead/fairlead/internal/guest/registry"
+	"github.com/fairlead/fairlead/internal/guest/sink/hostlink"
+	"github.com/fairlead/fairlead/internal/guest/sink/listener"
 	"github.com/fairlead/fairlead/internal/host"
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/link/forward"
+	"github.com/fairlead/fairlead/internal/link/own"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/reconcile"
-	"github.com/fairlead/fairlead/internal/registry"
-	"github.com/fairlead/fairlead/internal/sink/hostlink"
-	"github.com/fairlead/fairlead/internal/sink/listener"
 )
 
 // system is what is tested: all from the feeds of the sources to the listeners of the

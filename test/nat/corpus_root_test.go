@@ -15,8 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead/fairlead/internal/guest/source/nat"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/source/nat"
 )
 
 var update = flag.Bool("update", false, "write what the source publishes into the corpus")

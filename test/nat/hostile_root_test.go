@@ -19,7 +19,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/guest/source/nat"
 )
 
 // openConn opens a connection to nftables in the namespace.

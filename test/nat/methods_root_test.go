@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/kernel"
-	"github.com/fairlead/fairlead/internal/source/nat"
-	"github.com/fairlead/fairlead/internal/source/nat/watch"
+	"github.com/fairlead/fairlead/internal/guest/kernel"
+	"github.com/fairlead/fairlead/internal/guest/source/nat"
+	"github.com/fairlead/fairlead/internal/guest/source/nat/watch"
 )
 
 // method is a way to see changes: of nftables, and of legacy tables ("" polls).

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/guest/source/nat"
 	"github.com/fairlead/fairlead/internal/testkit/kernels"
 )
 

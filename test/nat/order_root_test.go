@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/nftables"
 
-	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/guest/source/nat"
 )
 
 // Commits that leave the order of rules open, as fast as the kernel takes them, beside
@@ -31,7 +31,7 @@ func TestOpenOrderInEndlessCommits(t *testing.T) {
 	if err := conn.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	const guessDelay = 500 * time.Millisecond // of internal/source/nat
+	const guessDelay = 500 * time.Millisecond // of internal/guest/source/nat
 	began := time.Now()
 	src, f, end := w.start(nat.Options{Methods: []string{nat.MethodNetlink}, Audit: time.Hour, LegacyPoll: time.Hour})
 	eventually(t, "a first set", f.ready)

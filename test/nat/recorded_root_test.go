@@ -17,7 +17,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/internal/guest/source/nat/ruleset"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 
@@ -176,7 +176,7 @@ func keepSeed(t *testing.T, pkg, target, name string, values ...string) {
 	if !*update {
 		return
 	}
-	dir := filepath.Join("../../internal/source/nat", pkg, "testdata/fuzz", target)
+	dir := filepath.Join("../../internal/guest/source/nat", pkg, "testdata/fuzz", target)
 	text := "go test fuzz v1\n"
 	for _, v := range values {
 		text += v + "\n"

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/source/nat"
+	"github.com/fairlead/fairlead/internal/guest/source/nat"
 )
 
 // A table that is made anew in one commit has the handles of the former one for other

@@ -7,7 +7,7 @@ package nat
 import (
 	"testing"
 
-	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/guest/kernel"
 )
 
 // A full kernel takes every method.

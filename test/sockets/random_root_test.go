@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel"
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/guest/kernel"
+	"github.com/fairlead/fairlead/internal/guest/observer"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/testkit/kernels"
 	"github.com/fairlead/fairlead/internal/testkit/rounds"

@@ -26,11 +26,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/agent"
 	"github.com/fairlead/fairlead/internal/config"
-	"github.com/fairlead/fairlead/internal/kernel"
-	"github.com/fairlead/fairlead/internal/loglevel"
-	"github.com/fairlead/fairlead/internal/observer"
+	"github.com/fairlead/fairlead/internal/config/loglevel"
+	"github.com/fairlead/fairlead/internal/guest/agent"
+	"github.com/fairlead/fairlead/internal/guest/kernel"
+	"github.com/fairlead/fairlead/internal/guest/observer"
 	"github.com/fairlead/fairlead/internal/status"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
 	"github.com/fairlead/fairlead/internal/testkit/netns"

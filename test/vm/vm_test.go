@@ -163,8 +163,8 @@ func TestFindSuites(t *testing.T) {
 
 // Patterns are those of the repository, in both of its modules.
 func TestPatternsByModule(t *testing.T) {
-	got := byModule([]string{"./...", "./internal/agent", "./test/e2e"})
-	want := map[string][]string{".": {"./...", "./internal/agent"}, "test": {"./...", "./e2e"}}
+	got := byModule([]string{"./...", "./internal/guest/agent", "./test/e2e"})
+	want := map[string][]string{".": {"./...", "./internal/guest/agent"}, "test": {"./...", "./e2e"}}
 	if !maps.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -204,7 +204,7 @@ func TestFindSuitesForASmokeTest(t *testing.T) {
 	if len(tests["test/vm/selftest"]) == 0 {
 		t.Error("selftest is missing")
 	}
-	if !slices.Contains(tests["internal/sink/listener/refused"], "TestRefusedBindIsReported") {
+	if !slices.Contains(tests["internal/guest/sink/listener/refused"], "TestRefusedBindIsReported") {
 		t.Error("what depends on the kernel is missing")
 	}
 	methods := 0

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/net/http/httpproxy"
 
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 const (

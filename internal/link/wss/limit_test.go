@@ -19,7 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/link/own"
 	"github.com/fairlead/fairlead/internal/testkit/output"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 )
 
 // aliveTime is how long a session may take to prove that its peer is there when

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/fairlead/fairlead/internal/link"
-	"github.com/fairlead/fairlead/internal/own"
+	"github.com/fairlead/fairlead/internal/link/own"
 )
 
 const (

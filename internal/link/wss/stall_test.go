@@ -21,8 +21,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/link/wire"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
-	"github.com/fairlead/fairlead/internal/wire"
 )
 
 // secrets is a key log that keeps the first traffic secret of one side.

@@ -22,8 +22,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/guest/registry"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/registry"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 

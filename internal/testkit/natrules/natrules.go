@@ -8,7 +8,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/fairlead/fairlead/internal/source/nat/ruleset"
+	"github.com/fairlead/fairlead/internal/guest/source/nat/ruleset"
 )
 
 func u32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/kernel"
+	"github.com/fairlead/fairlead/internal/guest/kernel"
 )
 
 // Space is a network namespace with its loopback up. It lives as long as its handle and

@@ -14,9 +14,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/fairlead/fairlead/internal/guest/reconcile"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/reconcile"
-	"github.com/fairlead/fairlead/internal/table"
+	"github.com/fairlead/fairlead/internal/port/table"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
 )
 

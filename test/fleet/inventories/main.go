@@ -31,9 +31,9 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead/fairlead/internal/inventory"
 	"github.com/fairlead/fairlead/internal/port"
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/schedule"
+	"github.com/fairlead/fairlead/internal/status/inventory"
 	kit "github.com/fairlead/fairlead/test/kit/program"
 )
 

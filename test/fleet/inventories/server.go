@@ -15,7 +15,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/fairlead/fairlead/internal/schedule"
+	"github.com/fairlead/fairlead/internal/port/schedule"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 	"github.com/fairlead/fairlead/test/kit/cluster"
 	"github.com/fairlead/fairlead/test/kit/program"

@@ -20,7 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead/fairlead/internal/forward"
+	"github.com/fairlead/fairlead/internal/link/forward"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 )
 

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nat
+
+import (
+	"cmp"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/fairlead/fairlead/internal/guest/netwatch"
+	"github.com/fairlead/fairlead/internal/guest/source/nat/compile"
+)
+
+// hostOf takes from a snapshot what the compiler needs to know of the machine.
+func hostOf(s *netwatch.Snapshot) compile.Host {
+	h := compile.Host{Links: make(map[uint32]string, len(s.Links))}
+	for _, l := range s.Links {
+		h.Links[uint32(l.Index)] = l.Name
+		if l.Flags&net.FlagLoopback != 0 {
+			h.Loopback = append(h.Loopback, l.Name)
+		}
+	}
+	slices.Sort(h.Loopback)
+	for _, r := range s.Defaults {
+		if l, ok := s.Link(r.Link); ok && !slices.Contains(h.Uplinks, l.Name) {
+			h.Uplinks = append(h.Uplinks, l.Name)
+		}
+	}
+	type node struct {
+		rank int
+		addr netip.Addr
+	}
+	var nodes []node
+	for _, r := range s.Local {
+		h.Local = append(h.Local, r.Dst)
+		a := r.Dst.Addr()
+		if !r.Dst.IsSingleIP() || a.IsLoopback() || a.IsLinkLocalUnicast() {
+			continue
+		}
+		n := node{1, a}
+		if l, ok := s.Link(r.Link); ok && slices.Contains(h.Uplinks, l.Name) {
+			n.rank = 0
+		}
+		nodes = append(nodes, n)
+	}
+	h.Primary = primary(s)
+	h.Local = slices.Compact(h.Local)
+	slices.SortFunc(nodes, func(a, b node) int { return cmp.Or(a.rank-b.rank, a.addr.Compare(b.addr)) })
+	for _, n := range nodes {
+		if slices.Contains(h.Nodes, n.addr) {
+			continue
+		}
+		h.Nodes = append(h.Nodes, n.addr)
+		if n.rank == 0 {
+			h.Reachable = len(h.Nodes)
+		}
+	}
+	return h
+}
+
+// primary returns the first address of IPv4 and of IPv6 of each link.
+func primary(s *netwatch.Snapshot) map[string][2]netip.Addr {
+	out := make(map[string][2]netip.Addr)
+	for _, address := range s.Addresses {
+		a := address.Prefix.Addr()
+		l, ok := s.Link(address.Link)
+		if !ok || a.IsLinkLocalUnicast() || a.IsLoopback() {
+			continue
+		}
+		i := 0
+		if a.Is6() {
+			i = 1
+		}
+		if first := out[l.Name]; !first[i].IsValid() {
+			first[i] = a
+			out[l.Name] = first
+		}
+	}
+	return out
+}
