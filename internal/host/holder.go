@@ -96,7 +96,7 @@ func (h *Host) takeUnheld() map[*slot]Socket {
 
 // found says who holds the addresses of slots. After an error, holders may be missing.
 func (h *Host) found(asked map[*slot]Socket, holders map[Socket]Holder, err error) {
-	defer h.lock().unlock()
+	defer h.lockToOpen().unlock() // a port that is known to have a holder may move
 	for s := range asked {
 		if s.closed.Load() || s.listener != nil {
 			continue

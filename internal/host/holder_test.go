@@ -5,10 +5,12 @@ package host
 import (
 	"context"
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/fairlead/fairlead/internal/port"
@@ -253,6 +255,75 @@ func TestSlowVetterDelaysNoOther(t *testing.T) {
 	b.wants(third, port.Active)
 	close(late)
 	a.wants(second, port.Active)
+}
+
+// A system may deny permission for an address that another process holds: that remains a conflict
+// with that process when the address is tried again.
+func TestHolderOfForbiddenPortIsKept(t *testing.T) {
+	h := idle(t, Options{Network: failing{syscall.EACCES}}, "vm")
+	k := key(port.TCP, lo4, 80)
+	g := h.guests[0]
+	if err := g.applyWanted(t.Context(), whole(1, pub(k))); err != nil {
+		t.Fatal(err)
+	}
+	asked, holders := g.slots(k)
+	h.found(asked, holders, nil)
+	found := g.state.pubs[k].outcomes()[0]
+	if found.State != port.Conflict || found.Reason.Code() != port.InUseBy {
+		t.Errorf("%+v, want a conflict with its holder", found)
+	}
+	l := h.lock()
+	for s := range asked {
+		s.retry()
+	}
+	l.unlock()
+	if again := g.state.pubs[k].outcomes()[0]; !again.Equal(found) {
+		t.Errorf("tried again: %+v, want %+v", again, found)
+	}
+}
+
+// A port may move once its holder is known. The system is asked then who has the other port: an
+// answer of an earlier step says nothing.
+func TestPortIsMovedByANewAnswer(t *testing.T) {
+	system, network := &sharing{}, &tried{failing: failing{syscall.EACCES}}
+	h := idle(t, Options{Network: network, Holders: system, Policy: onConflict(t, port.OnConflictNext)}, "vm")
+	k := key(port.TCP, lo4, 80)
+	g := h.guests[0]
+	if err := g.applyWanted(t.Context(), whole(1, pub(k))); err != nil {
+		t.Fatal(err)
+	}
+	system.taken.Store(true)
+	asked, holders := g.slots(k)
+	h.found(asked, holders, nil)
+	if !slices.Equal(network.at, []string{"127.0.0.1:80"}) {
+		t.Errorf("tried to listen at %s, where others listen now", network.at)
+	}
+}
+
+// slots returns the slots of a publication, and that one process holds them.
+func (g *guest) slots(k port.Key) (map[*slot]Socket, map[Socket]Holder) {
+	asked, holders := make(map[*slot]Socket), make(map[Socket]Holder)
+	l := g.lock()
+	defer l.unlock()
+	for _, c := range l.pubs[k].claims {
+		for _, s := range l.h.groups[c.group()].slots {
+			v := Socket{s.protocol, s.at()}
+			asked[s], holders[v] = v, Holder{PID: 7, Name: "nginx.exe"}
+		}
+	}
+	return asked, holders
+}
+
+// tried is a Network that opens nothing, and keeps where it was tried.
+type tried struct {
+	failing
+
+	at []string
+}
+
+func (n *tried) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	n.at = append(n.at, address)
+	return n.failing.Listen(ctx, network, address)
 }
 
 // WSL's own relay is told from other holders by the name of its program.

@@ -3,7 +3,6 @@
 package host
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -461,7 +460,8 @@ func (s *slot) explain(err error) time.Duration {
 		s.conflict(t)
 		return conflictMax
 	case forbidden:
-		s.fail(cmp.Or(t.why, port.Because(port.NotPermitted, s.at().String(), forbiddenHint(s.at(), s.elsewhere()))))
+		s.fail(port.Because(port.NotPermitted, s.at().String(), forbiddenHint(s.at(), s.elsewhere())))
+		t.known(s)
 		if forbiddenHasHolder {
 			s.findHolder()
 		}
@@ -481,11 +481,16 @@ func (s *slot) conflict(t *trouble) {
 		s.state, s.reason = port.Conflict, by.winner.holds(by.bound, s.winner.guest)
 		return
 	}
-	s.state, s.reason = t.whyState, t.why
-	if t.why.IsZero() {
-		s.state, s.reason = port.Conflict, port.Because(port.InUse, s.at().String())
-	}
+	s.state, s.reason = port.Conflict, port.Because(port.InUse, s.at().String())
+	t.known(s)
 	s.findHolder()
+}
+
+// known has s say what is known of the holder, if anything is.
+func (t *trouble) known(s *slot) {
+	if !t.why.IsZero() {
+		s.state, s.reason = t.whyState, t.why
+	}
 }
 
 // elsewhere returns the command by which the user gets the port at another address.

@@ -72,6 +72,9 @@ func (f *fetcher) version(ctx context.Context) (string, error) {
 	return r.GetVersion(), nil
 }
 
+// Starting implements engine.Engine. The list has what may be starting.
+func (*fetcher) Starting(context.Context) ([]string, error) { return nil, nil }
+
 // List implements engine.Engine.
 func (f *fetcher) List(ctx context.Context) ([]engine.Object, error) {
 	nctx, cancel := f.in(ctx, "")

@@ -117,6 +117,8 @@ func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"Components":[{"Name":%q}]}`, e.component)
 	case strings.HasSuffix(r.URL.Path, "/events"):
 		e.serveEvents(w, r)
+	case strings.HasSuffix(r.URL.Path, "/containers/json") && strings.Contains(r.URL.Query().Get("filters"), "initialized"):
+		http.Error(w, `{"message":"unknown container state: initialized: invalid argument"}`, http.StatusInternalServerError) // as Podman 3 does
 	case strings.HasSuffix(r.URL.Path, "/containers/json"):
 		e.mu.Lock()
 		e.listed++
@@ -1019,5 +1021,33 @@ func connectError(t *testing.T) func(ctx context.Context, paths ...string) error
 		}
 		_, _, err := source(t, nil, Options{Hosts: hosts, Timeout: 50 * time.Millisecond}).connect(ctx)
 		return err
+	}
+}
+
+// What does not run may be starting. Each engine has other words for it, and refuses those that it
+// does not know.
+func TestStarting(t *testing.T) {
+	e := newFake(t)
+	e.list = func() string {
+		var all []string
+		for _, state := range []string{"running", "paused", "created", "exited", "configured", "initialized", "stopped"} {
+			all = append(all, fmt.Sprintf(`{"Id":%q,"State":%q}`, "of-"+state, state))
+		}
+		return "[" + strings.Join(append(all, `{"Id":"of-many-ports","Ports":7}`), ",") + "]"
+	}
+	c, err := source(t, e, Options{}).dial(t.Context(), "unix://"+e.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	want := []string{"of-created", "of-exited", "of-configured", "of-initialized", "of-stopped", "of-many-ports"}
+	for _, podman := range []bool{false, true} {
+		if ids, err := (fetcher{c: c, podman: podman}).Starting(t.Context()); err != nil || !slices.Equal(ids, want) {
+			t.Errorf("podman %v: %q, %v, want %q", podman, ids, err, want)
+		}
+	}
+	e.list = func() string { return `[{"State":"exited"}]` }
+	if ids, err := (fetcher{c: c}).Starting(t.Context()); err == nil {
+		t.Errorf("%q of an entry without an id", ids)
 	}
 }

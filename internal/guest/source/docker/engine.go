@@ -37,21 +37,11 @@ var _ engine.Engine = fetcher{}
 // container, but without their processes: a look follows. Podman's list does not tell whose
 // the ports and addresses are that it has of a container, so each is looked at at once.
 func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
-	// The resting ones first: what has started while the lists are made is in the second.
-	resting, err := f.c.list(ctx, client.ContainerListOptions{All: true, Filters: f.resting()})
-	if err != nil {
-		return nil, err
-	}
 	all, err := f.c.list(ctx, client.ContainerListOptions{})
 	if err != nil {
 		return nil, err
 	}
-	objects := make([]engine.Object, 0, len(resting)+len(all))
-	for _, l := range resting {
-		if l.ID != "" {
-			objects = append(objects, engine.Object{ID: l.ID, Starting: true})
-		}
-	}
+	objects := make([]engine.Object, 0, len(all))
 	for _, l := range all {
 		if l.ID == "" {
 			// It is not known whose ports are missing, so nothing may be withdrawn.
@@ -78,14 +68,20 @@ func (f fetcher) List(ctx context.Context) ([]engine.Object, error) {
 	return objects, nil
 }
 
-// resting selects containers that do not run. One that is starting is among them until it runs,
-// and locked.
-func (f fetcher) resting() client.Filters {
-	filters := make(client.Filters).Add("status", "created", "exited")
-	if f.podman {
-		filters.Add("status", "initialized")
+// Starting implements engine.Engine. A container that is starting is among those that do not run
+// until it runs, and locked. They are chosen here: an engine refuses to filter by a state that it
+// does not know, and Podman has other ones than Docker.
+func (f fetcher) Starting(ctx context.Context) (ids []string, err error) {
+	all, err := f.c.list(ctx, client.ContainerListOptions{All: true})
+	for _, l := range all {
+		switch {
+		case l.ID == "":
+			return nil, fmt.Errorf("list containers: %w", l.err)
+		case l.State != "running" && l.State != "paused":
+			ids = append(ids, l.ID)
+		}
 	}
-	return filters
+	return ids, err
 }
 
 // Look implements engine.Engine. A container that is locked, or whose details

@@ -84,10 +84,8 @@ func (f *follower) answer(l look) {
 	if len(l.listed) == 0 {
 		return
 	}
-	for _, o := range l.all {
-		if o.Starting {
-			f.mark(o.ID)
-		}
+	for _, id := range l.starts {
+		f.markSpare(id)
 	}
 	c := confirming{l.listed, make(map[string]struct{}, len(f.dirty))}
 	for id := range f.dirty {

@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"log/slog"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -68,16 +69,16 @@ func TestRequestIsAnsweredByAListThatBeganLater(t *testing.T) {
 // A container that is starting is in no list of what runs, and can be looked at when it runs: one
 // of which an event came, and one of which none came yet.
 func TestRequestWaitsForLooks(t *testing.T) {
-	for name, list := range map[string][]Object{"event": nil, "none yet": {{ID: "x", Starting: true}}} {
+	for name, may := range map[string][]string{"event": nil, "none yet": {"x"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				gate := make(chan struct{})
-				e := &scripted{list: list, look: map[string]Object{"x": named("x", "/docker/x")}, all: gate}
+				e := &scripted{may: may, look: map[string]Object{"x": named("x", "/docker/x")}, all: gate}
 				events := make(chan Event)
 				var facts Table
 				followed(t, e, Stream{Events: events}, &facts)
 				synctest.Wait()
-				if list == nil {
+				if may == nil {
 					events <- Event{ID: "x"}
 				}
 				answered := confirms(t, &facts)
@@ -95,6 +96,57 @@ func TestRequestWaitsForLooks(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Containers that do not run may be many. They are looked at for requests alone, and delay no other
+// look.
+func TestLooksForARequestDelayNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		e := &scripted{look: map[string]Object{"new": object("new"), "old19": object("old19")}, all: gate}
+		for i := range 20 {
+			e.may = append(e.may, "old"+strconv.Itoa(i))
+		}
+		events := make(chan Event)
+		var facts Table
+		f := followed(t, e, Stream{Events: events}, &facts)
+		looks := func() int {
+			synctest.Wait()
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.looked
+		}
+		if n := looks(); n != 0 {
+			t.Errorf("%d looks without a request", n)
+		}
+		answered := confirms(t, &facts)
+		if n := looks(); n != lookers {
+			t.Errorf("%d looks at once, want %d", n, lookers)
+		}
+		events <- Event{ID: "new"}
+		events <- Event{ID: "old19"} // it runs now
+		for range lookers {
+			gate <- struct{}{}
+		}
+		for range 2 {
+			gate <- struct{}{}
+			gate <- struct{}{}
+		}
+		synctest.Wait()
+		if !f.has("new") || !f.has("old19") {
+			t.Error("a container that runs waits for looks at those that do not")
+		}
+		if answered() {
+			t.Error("answered before all looks")
+		}
+		close(gate)
+		if !answered() {
+			t.Error("not answered")
+		}
+		if n := looks(); n != 21 {
+			t.Errorf("%d looks, want one at each container", n)
+		}
+	})
 }
 
 // A request has only those containers looked at that an earlier look did not find.

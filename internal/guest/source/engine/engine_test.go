@@ -783,6 +783,7 @@ func TestLabels(t *testing.T) {
 type scripted struct {
 	mu   sync.Mutex
 	list []Object
+	may  []string // start
 	look map[string]Object
 	gate map[string]chan struct{}
 
@@ -795,6 +796,8 @@ func (s *scripted) List(context.Context) ([]Object, error) {
 	defer s.mu.Unlock()
 	return s.list, nil
 }
+
+func (s *scripted) Starting(context.Context) ([]string, error) { return s.may, nil }
 
 func (s *scripted) Look(ctx context.Context, id string) (Object, bool, error) {
 	s.mu.Lock()

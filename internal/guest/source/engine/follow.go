@@ -28,9 +28,6 @@ type Object struct {
 	// Partial marks an incomplete object of a list: its fact lacks the cgroup, and a
 	// look follows.
 	Partial bool
-	// Starting marks a container that does not run and may be starting. Its ports may be open
-	// already; a look takes until it runs, or finds that it does not. Only the ID is set.
-	Starting bool
 	// Unsure marks a container of which the engine does not know whether it runs.
 	// What is known of it is kept, and a look follows. Only the ID and the fact are
 	// set, and maybe warnings: a fact opens nothing, and names what the container has opened.
@@ -39,9 +36,11 @@ type Object struct {
 
 // Engine fetches. Its methods are called from several goroutines.
 type Engine interface {
-	// List returns every running container, and those that may be starting; or an error and
-	// nothing.
+	// List returns every running container, or an error and nothing.
 	List(ctx context.Context) ([]Object, error)
+	// Starting returns the IDs of containers that do not run and may be starting, so that their
+	// ports may be open already. A look takes until such a one runs, or finds that it does not.
+	Starting(ctx context.Context) (ids []string, err error)
 	// Look returns one container; found is false if it is not running or not
 	// there. An error means that the connection is of no use.
 	Look(ctx context.Context, id string) (o Object, found bool, err error)
@@ -240,6 +239,7 @@ type look struct {
 	full   bool     // each container of the list is looked at
 	listed []func() // requests that the list answers
 	all    []Object
+	starts []string // containers that may be starting, of a list that answers requests
 	object Object
 	found  bool
 	err    error
@@ -257,6 +257,7 @@ type follower struct {
 	last  map[string]uint64 // seq of the last event by container, while looks are under way
 	busy  int               // looks under way
 	queue []string          // containers to look at
+	spare []string          // those that are looked at when queue is empty
 	// dirty holds what is queued (true), or being looked at (false, or true if
 	// something happened meanwhile and another look has to follow).
 	dirty map[string]bool
@@ -283,6 +284,9 @@ type follower struct {
 
 // next returns the look to hand out, if there is any.
 func (f *follower) next() (look, chan<- look) {
+	if len(f.queue) == 0 && len(f.spare) > 0 {
+		f.queue, f.spare = append(f.queue, f.spare[0]), f.spare[1:]
+	}
 	if len(f.queue) > 0 {
 		return look{id: f.queue[0], seq: f.seq, began: time.Now()}, f.jobs
 	}
@@ -334,13 +338,22 @@ func (f *follower) lookIsSlow() {
 // mark has a container looked at.
 func (f *follower) mark(id string) {
 	again, known := f.dirty[id]
-	switch {
-	case !known:
-		f.queue = append(f.queue, id)
-		f.dirty[id] = true
-	case !again:
-		f.dirty[id] = true
+	if again && len(f.spare) > 0 {
+		before := len(f.spare)
+		f.spare = slices.DeleteFunc(f.spare, func(s string) bool { return s == id })
+		known = len(f.spare) == before
 	}
+	if f.dirty[id] = true; !known {
+		f.queue = append(f.queue, id)
+	}
+}
+
+// markSpare has a container looked at after all others: there may be many that do not run.
+func (f *follower) markSpare(id string) {
+	if _, known := f.dirty[id]; !known {
+		f.spare = append(f.spare, id)
+	}
+	f.dirty[id] = true
 }
 
 // later has a container looked at again in a moment, and names what it has opened.
@@ -477,9 +490,6 @@ func (f *follower) replace(l look) {
 	next := make(map[string]reported, len(l.all))
 	drift := 0
 	for _, o := range l.all {
-		if o.Starting {
-			continue
-		}
 		old, had := f.known[o.ID]
 		if newer := f.last[o.ID] > l.seq; newer || o.Unsure {
 			if newer {
@@ -551,7 +561,7 @@ func (f *follower) work(ctx context.Context, jobs <-chan look) {
 			return
 		case l := <-jobs:
 			if l.id == "" {
-				l.all, l.err = f.e.List(ctx)
+				l.list(ctx, f.e)
 			} else {
 				l.object, l.found, l.err = f.e.Look(ctx, l.id)
 			}
@@ -561,5 +571,15 @@ func (f *follower) work(ctx context.Context, jobs <-chan look) {
 				return
 			}
 		}
+	}
+}
+
+// list makes a list. What has started while it is made is in its second part.
+func (l *look) list(ctx context.Context, e Engine) {
+	if len(l.listed) > 0 {
+		l.starts, l.err = e.Starting(ctx)
+	}
+	if l.err == nil {
+		l.all, l.err = e.List(ctx)
 	}
 }

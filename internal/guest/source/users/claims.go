@@ -33,15 +33,8 @@ func (b bounded) List(ctx context.Context) ([]engine.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	resting := 0
-	all = slices.DeleteFunc(all, func(o engine.Object) bool {
-		if o.Starting {
-			resting++
-		}
-		return o.Starting && resting > maxContainers
-	})
-	if n := len(all) - min(resting, maxContainers); n > maxContainers {
-		return nil, fmt.Errorf("%d containers run: at most %d of a user are named", n, maxContainers)
+	if len(all) > maxContainers {
+		return nil, fmt.Errorf("%d containers run: at most %d of a user are named", len(all), maxContainers)
 	}
 	for i := range all {
 		all[i] = bound(all[i])
