@@ -3,6 +3,7 @@
 package replica
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -137,8 +138,8 @@ func (p *pipe) Read(ctx context.Context) ([]byte, error) {
 	select {
 	case b := <-p.in:
 		return b, nil
-	case <-p.cut:
-		return nil, errCut
+	case <-p.cut: // maybe because the other end ended first
+		return nil, cmp.Or(ctx.Err(), errCut)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -164,7 +165,7 @@ func (p *pipe) Write(ctx context.Context, frame []byte) error {
 	case p.out <- body:
 		return nil
 	case <-p.cut:
-		return errCut
+		return cmp.Or(ctx.Err(), errCut)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
