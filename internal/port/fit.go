@@ -3,7 +3,6 @@
 package port
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -43,53 +42,6 @@ const (
 	heldSize  = 48
 	otherSize = 128
 )
-
-// Fit returns what is sent of f to the host. Names longer than MaxName are truncated; labels that
-// are not UTF-8 or beyond the limits are left out, in the order of their keys. The owner says so,
-// and which if these fit, for the host's rules. Of a port that is not published nothing is sent
-// but what people are shown. What no receiver would accept even so (see Check) the caller keeps
-// to itself.
-func (f Fact) Fit() Fact {
-	d := f.Decision
-	fit := Fact{Key: f.Key, Owner: f.Owner.fit(), Source: Cut(f.Source, MaxWord), Decision: Decision{Allow: d.Allow}}
-	demands := f.Demands()
-	fit.SetNamed(Cut(f.Alias(), MaxWord), demands[:min(len(demands), MaxDemands)])
-	if !d.Allow || d.Labelled() {
-		fit.Decision.Rule = d.Rule
-		fit.Decision.Rule.Name = Cut(d.Rule.Name, MaxReason)
-	}
-	if !d.Allow {
-		fit.Decision.Reason = d.Reason.fit()
-		fit.Owner.Labels, fit.Owner.LabelsOmitted, fit.Owner.LabelsLeftOut, fit.Owner.Held = nil, false, nil, nil
-		return fit
-	}
-	fit.OwnerPending, fit.Target, fit.Decision.Yields = f.OwnerPending, f.Target, d.Yields
-	for _, h := range d.Host {
-		fit.Decision.Host = append(fit.Decision.Host, Unmap(h))
-	}
-	fit.addOthers(f.Others)
-	return fit
-}
-
-// addOthers adds the owners to whom NAT rules lead, as far as they fit. Where engines
-// name several owners, or not all fit, the owner counts as pending: rules that name one
-// wait.
-func (f *Fact) addOthers(others []OtherOwner) {
-	total := 0
-	for _, o := range others {
-		if o.Rival {
-			f.OwnerPending = true
-			continue
-		}
-		fit := o.Owner.fit()
-		total += otherSize + fit.textBytes()
-		if len(f.Others) == MaxOthers || total > MaxOtherBytes {
-			f.OwnerPending = true
-			return
-		}
-		f.Others = append(f.Others, OtherOwner{Owner: fit})
-	}
-}
 
 func (o Owner) fit() Owner {
 	fit := o
@@ -155,69 +107,6 @@ func fitsLabel(k, v string) bool {
 	return len(k) <= MaxLabelKey && len(v) <= MaxLabelValue && utf8.ValidString(k) && utf8.ValidString(v)
 }
 
-// Check reports whether a receiver would accept f as a port that is published, or as one that is
-// not.
-func (f Fact) Check(published bool) error {
-	if err := f.Key.Check(); err != nil {
-		return err
-	}
-	d := &f.Decision
-	if d.Allow != published {
-		return fmt.Errorf("%s: allowed %v, want %v", f.Key, d.Allow, published)
-	}
-	if d.Rule.OnHost {
-		return fmt.Errorf("%s: a guest knows no %s", f.Key, d.Rule)
-	}
-	if !published && (len(f.Owner.Labels) > 0 || len(f.Others) > 0 || len(d.Host) > 0) {
-		return fmt.Errorf("%s: labels, other owners or host addresses of a port that is not published", f.Key)
-	}
-	if published && !d.Reason.IsZero() {
-		return fmt.Errorf("%s: reason of a port that is published", f.Key)
-	}
-	if published && d.Rule != (RuleRef{}) && !d.Labelled() { // people would take it for one of the host
-		return fmt.Errorf("%s: published by %s, want none but a label", f.Key, d.Rule)
-	}
-	if len(d.Host) > MaxHosts {
-		return fmt.Errorf("%s: %d host addresses, at most %d", f.Key, len(d.Host), MaxHosts)
-	}
-	for _, h := range d.Host { // port 0 asks for any free port
-		if err := CheckAddr(h.Addr()); err != nil {
-			return err
-		}
-	}
-	return cmp.Or(d.Reason.checkDecided(), f.Owner.check(f.Key), f.checkOthers(), f.checkDemands(),
-		CheckText("source", f.Source, MaxWord), CheckText("rule", d.Rule.Name, MaxReason), CheckText("alias", f.Alias(), MaxWord))
-}
-
-func (f *Fact) checkDemands() error {
-	if n := len(f.Demands()); n > MaxDemands {
-		return fmt.Errorf("%s: %d demands, at most %d", f.Key, n, MaxDemands)
-	}
-	for _, s := range f.Demands() {
-		if d, err := ParseDemand(s); err != nil || d.String() != s {
-			return fmt.Errorf("%s: %q is no demand", f.Key, Cut(s, MaxWord))
-		}
-	}
-	return nil
-}
-
-func (f *Fact) checkOthers() error {
-	if len(f.Others) > MaxOthers {
-		return fmt.Errorf("%s: %d other owners, at most %d", f.Key, len(f.Others), MaxOthers)
-	}
-	total := 0
-	for _, o := range f.Others {
-		if err := o.check(f.Key); err != nil {
-			return err
-		}
-		total += otherSize + o.textBytes()
-	}
-	if total > MaxOtherBytes {
-		return fmt.Errorf("%s: %d bytes of other owners, at most %d", f.Key, total, MaxOtherBytes)
-	}
-	return nil
-}
-
 func (o *Owner) check(key Key) error {
 	var held Held
 	if o.Held != nil {
@@ -250,21 +139,6 @@ func (o *Owner) check(key Key) error {
 		}
 	}
 	return nil
-}
-
-// TextBytes is how many bytes the text of a fact takes, and what only some facts have.
-func (f Fact) TextBytes() int {
-	n := len(f.Source) + f.Owner.textBytes() + len(f.Decision.Rule.Name) + f.Decision.Reason.textBytes()
-	for _, o := range f.Others {
-		n += otherSize + o.textBytes()
-	}
-	if f.Named != nil {
-		n += namedSize + len(f.Named.Alias)
-	}
-	for _, d := range f.Demands() {
-		n += len(d)
-	}
-	return n
 }
 
 func (o *Owner) textBytes() int {
