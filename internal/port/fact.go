@@ -17,7 +17,6 @@ type Fact struct {
 	// OwnerPending is true while an engine is expected to name another owner. On a host it is
 	// also true if the guest does not name all owners.
 	OwnerPending bool             `json:"ownerPending,omitzero"`
-	Paused       bool             `json:"paused,omitzero"` // its engine has paused the owner
 	Owner        Owner            `json:"owner"`
 	Others       List[OtherOwner] `json:"others,omitempty"` // shared and immutable
 	Source       string           `json:"source,omitempty"` // of its first origin; see Origin
@@ -93,7 +92,7 @@ func (f *Fact) Demanded(d Demand) bool { return slices.Contains(f.Demands(), d.S
 // Equal reports whether both are the same.
 func (f Fact) Equal(g Fact) bool {
 	return f.Key == g.Key && f.OwnerPending == g.OwnerPending && f.Owner.Equal(g.Owner) && slices.EqualFunc(f.Others, g.Others, OtherOwner.equal) &&
-		f.Source == g.Source && f.Paused == g.Paused && f.Target == g.Target && f.Decision.Equal(g.Decision) && f.Alias() == g.Alias() && slices.Equal(f.Demands(), g.Demands())
+		f.Source == g.Source && f.Target == g.Target && f.Decision.Equal(g.Decision) && f.Alias() == g.Alias() && slices.Equal(f.Demands(), g.Demands())
 }
 
 // Fit returns what is sent of f to the host. Names longer than MaxName are truncated; labels that
@@ -103,7 +102,7 @@ func (f Fact) Equal(g Fact) bool {
 // to itself.
 func (f Fact) Fit() Fact {
 	d := f.Decision
-	fit := Fact{Key: f.Key, Owner: f.Owner.fit(), Source: Cut(f.Source, MaxWord), Paused: f.Paused, Decision: Decision{Allow: d.Allow}}
+	fit := Fact{Key: f.Key, Owner: f.Owner.fit(), Source: Cut(f.Source, MaxWord), Decision: Decision{Allow: d.Allow}}
 	demands := f.Demands()
 	fit.SetNamed(Cut(f.Alias(), MaxWord), demands[:min(len(demands), MaxDemands)])
 	if !d.Allow || d.Labelled() {
