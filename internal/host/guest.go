@@ -244,7 +244,6 @@ func (g *guest) exchange(ctx context.Context, session link.Session) error {
 		return g.applyUnpublished(ctx, step)
 	})
 	replica.Receive(s, replica.Unread(), g.applyUnread)
-	replica.Receive(s, replica.Owners(), g.showOwners)
 	replica.Send(s, replica.Outcomes(), replica.From[port.Key, port.Answer, ID, Row]{
 		Table: g.h.table, Only: func(r Row) bool { return r.Guest == g.name && !r.Lost },
 		Key: func(id ID) port.Key { return id.Key }, Row: answer,
@@ -525,12 +524,4 @@ func forGuest(r port.Reason) port.Reason {
 		return port.Because(port.HeldElsewhere, r.Args()[0])
 	}
 	return r
-}
-
-// showOwners logs the owners that a step names.
-func (g *guest) showOwners(s replica.Step[port.Key, port.Fact]) error {
-	for _, f := range s.Put {
-		g.log.Debug("owner", "port", f.Key, "owner", f.Owner.Name)
-	}
-	return nil
 }

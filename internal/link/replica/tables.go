@@ -33,8 +33,3 @@ func Unpublished() Kind[port.Key, port.Fact] {
 func Unread() Kind[wire.Unread, wire.Unread] {
 	return Kind[wire.Unread, wire.Unread]{Name: "unread", Check: wire.Unread.Check, CheckKey: wire.Unread.Check, Max: wire.MaxUnread, MaxBytes: 1 << 20, Rate: 1000}
 }
-
-// Owners are the owners of the ports that are wanted, for people to see.
-func Owners() Kind[port.Key, port.Fact] {
-	return Kind[port.Key, port.Fact]{Name: "owners", Check: func(f port.Fact) error { return f.Check(true) }, CheckKey: port.Key.Check, Max: wire.MaxPublications, MaxBytes: wire.MaxSetBytes, Rate: 1000}
-}

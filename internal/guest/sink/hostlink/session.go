@@ -72,7 +72,6 @@ func (s *Sink) exchange(ctx context.Context, c *session) {
 	})
 	rule := func(r wire.Unread) wire.Unread { return r }
 	replica.Send(c.tables, replica.Unread(), replica.From[wire.Unread, wire.Unread, wire.Unread, wire.Unread]{Table: s.unread, Key: rule, Row: rule})
-	replica.Send(c.tables, replica.Owners(), replica.From[port.Key, port.Fact, port.Key, port.Publication]{Table: s.record.Wanted(), Key: same, Row: fit})
 	replica.Receive(c.tables, replica.Outcomes(), func(step replica.Step[port.Key, port.Answer]) error {
 		c.step = &step
 		return nil

@@ -512,17 +512,6 @@ func TestUnreadRulesAreReported(t *testing.T) {
 	}
 }
 
-// Owners are sent as a table of their own.
-func TestOwnersAreSent(t *testing.T) {
-	r := newRig(t)
-	r.put(pub(key(80), "web"))
-	p := r.connect("h")
-	got, err := wire.DecodeRows(p.of("owners").Put, func(f port.Fact) error { return f.Check(true) })
-	if err != nil || len(got) != 1 || got[0].Owner.Name != "web" {
-		t.Errorf("%+v, %v", got, err)
-	}
-}
-
 func TestOptions(t *testing.T) {
 	good := Options{Logger: discard(), Serve: echo, ServeUDP: echoUDP, Lookup: func(port.Key) (port.Publication, bool) { return port.Publication{}, false }}
 	for name, edit := range map[string]func(*Options){
