@@ -138,8 +138,7 @@ func TestDockerForwardsOnDemand(t *testing.T) {
 	d := dockerd(t)
 	dockerImage(t)
 	file := filepath.Join(t.TempDir(), "forwards.json")
-	p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--forwards-file", file)
-	eventually(t, func() error { _, err := p.list(); return err })
+	p, _ := readyPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--forwards-file", file)
 	engine := func(args ...string) { run(t, "docker", args...) }
 	p.asksForWeb(engine)
 	d.Stop(syscall.SIGTERM) // ends its containers
@@ -159,9 +158,8 @@ func TestDockerDeniesOnDemand(t *testing.T) {
 	dockerd(t)
 	dockerImage(t)
 	config := denySecrets(t)
-	p := startPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--config", config,
+	p, _ := readyPeers(t, "--source", "socket,nat,docker", "--docker-host", "unix://"+dockerSocket, "--config", config,
 		"--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
-	eventually(t, func() error { _, err := p.list(); return err })
 	run(t, "docker", serving("secret", "secret", "--label", "secret=yes")...)
 	p.forward("add", "secret:8000", "--to", "18000")
 	p.rule("forward secret:8000/tcp", port.Denied, "denied by rule 1")
@@ -173,9 +171,8 @@ func TestDockerDeniesOnDemand(t *testing.T) {
 func TestContainerdForwardsOnDemand(t *testing.T) {
 	d := startContainerd(t)
 	containerdImage(t)
-	p := startPeers(t, "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket,
+	p, _ := readyPeers(t, "--source", "socket,nat,containerd", "--containerd-socket", containerdSocket,
 		"--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
-	eventually(t, func() error { _, err := p.list(); return err })
 	engine := func(args ...string) { must(t, args...) }
 	p.asksForWeb(engine)
 	d.Stop(syscall.SIGKILL)
@@ -212,8 +209,7 @@ func TestKubeForwardsOnDemand(t *testing.T) {
 	c := startCluster(t)
 	pod := startPod(t, "192.168.77.10")
 	c.startProxy("iptables")
-	p := startPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig, "--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
-	eventually(t, func() error { _, err := p.list(); return err })
+	p, _ := readyPeers(t, "--source", "socket,nat,kube", "--kubeconfig", c.Kubeconfig, "--forwards-file", filepath.Join(t.TempDir(), "forwards.json"))
 	p.forward("add", "svc/default/web:80", "--to", "18080")
 	p.rule("forward svc/default/web:80/tcp", port.Pending, "there is no Service default/web")
 	c.service("web", "ClusterIP", nil, svcPort("t", "TCP", 80, 0))
