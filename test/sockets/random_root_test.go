@@ -341,7 +341,7 @@ func (r *run) create() []slot {
 	}
 	o.Listen = protocol == port.TCP && r.chance(75)
 	n := uint16(firstPort + r.rng.IntN(ports))
-	if r.chance(10) {
+	if r.chance(10) && (o.Proto == 0 || o.Listen) {
 		n = 0
 	}
 	o.Address = netip.AddrPortFrom(r.address(&o), n)
@@ -354,6 +354,9 @@ func (r *run) create() []slot {
 	}
 	op := &opened{actor: actor, order: o, anyPort: n == 0, device: o.Device != "", listens: o.Listen, slot: slot{protocol, n}}
 	r.open[o.ID] = op
+	if o.Proto != 0 && !o.Listen && r.methods[observer.TCPBind] == kernel.MethodFentry {
+		r.excused = append(r.excused, fmt.Sprintf(":%d bound", n)) // documented: only audits see it
+	}
 	if n == 0 && protocol == port.UDP && o.Address.Addr().IsUnspecified() && r.methods[observer.UDPBind] == observer.MethodPoll {
 		r.unseen[o.ID] = true // documented: a dump cannot tell it from a client
 	}
