@@ -354,7 +354,7 @@ func (r *run) create() []slot {
 	}
 	op := &opened{actor: actor, order: o, anyPort: n == 0, device: o.Device != "", listens: o.Listen, slot: slot{protocol, n}}
 	r.open[o.ID] = op
-	if o.Proto != 0 && !o.Listen && r.methods[observer.TCPBind] == kernel.MethodFentry {
+	if m := r.methods[observer.TCPBind]; o.Proto != 0 && !o.Listen && (m == kernel.MethodFentry || m == kernel.MethodKprobe) {
 		r.excused = append(r.excused, fmt.Sprintf(":%d bound", n)) // documented: only audits see it
 	}
 	if n == 0 && protocol == port.UDP && o.Address.Addr().IsUnspecified() && r.methods[observer.UDPBind] == observer.MethodPoll {

@@ -52,7 +52,7 @@ func capabilities(has features) []kernel.Capability {
 				Hooks: []string{"tcp_destroy", "tcp_inet_bind", "tcp_inet6_bind"},
 			},
 			{Name: kernel.MethodCgroup, Lost: unconnected, Hooks: []string{"tcp_destroy", "tcp_post_bind4", "tcp_post_bind6"}},
-			{Name: kernel.MethodKprobe, Lost: "sockets are seen only after a dump; " + unconnected, Hooks: bindKprobes},
+			{Name: kernel.MethodKprobe, Lost: "sockets are seen only after a dump; " + noConnect, Hooks: bindKprobes},
 			{Name: MethodPoll, Lost: cmp.Or(noBound, late)},
 		}, func(c kernel.Choice) bool { return c.Name == kernel.MethodKprobe && !has.boundDump })},
 		{Name: UDPBind, Choices: []kernel.Choice{
