@@ -446,7 +446,7 @@ func (r *run) connect() []slot {
 // is only bound again. On an interface the attempt would not end.
 func (r *run) connectTCP() []slot {
 	id, o := r.pick(func(o *opened) bool { return !o.udp() && !o.anyPort && !o.device && !o.listens })
-	if o == nil {
+	if o == nil || !dumpsBound() { // documented: nothing sees it again
 		return nil
 	}
 	r.order(o.actor, order{Do: "connect", ID: id, Family: o.order.Family, Address: peer(o)}, -1)
