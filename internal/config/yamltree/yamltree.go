@@ -73,7 +73,7 @@ func Parse(file string, data []byte) (Node, error) {
 	tokens := lexer.Tokenize(string(data))
 	if t := tooDeep(tokens); t != nil {
 		n.line, n.column = position(t)
-		return n, n.Errorf("lists and mappings in each other: want at most %d", maxDepth)
+		return n, n.Errorf("lists and mappings are nested more than %d deep", maxDepth)
 	}
 	f, err := parser.Parse(tokens, 0)
 	if err != nil {
@@ -93,8 +93,8 @@ func Parse(file string, data []byte) (Node, error) {
 	return n, nil
 }
 
-// maxDepth bounds how many lists and mappings are in each other: the parser takes time with the
-// square of that. Lists of the form "- - -" are counted by their columns, two for each.
+// maxDepth bounds how deep lists and mappings are nested: the parser's time grows with the square
+// of the depth. Lists of the form "- - -" are counted by their columns, two for each.
 const maxDepth = 100
 
 // tooDeep returns the first token beyond maxDepth, nil if there is none.

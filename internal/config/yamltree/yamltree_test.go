@@ -62,9 +62,9 @@ func TestRefused(t *testing.T) {
 		{"a: 1\n- b", `f.yaml:2:1: a line that does not fit the lines before it: want the same indentation, and "key: value" or "- value" as there`},
 		{"a: 1\nb", `f.yaml:2:1: a line that does not fit the lines before it: want the same indentation, and "key: value" or "- value" as there`},
 		{"a: 1\n  b: 2", `f.yaml:1:4: a mapping where a value began: quote a value that has ": " in it, or begin the mapping on a line of its own`},
-		{strings.Repeat("[", MaxSize), `f.yaml:1:101: lists and mappings in each other: want at most 100`},
-		{strings.Repeat("{a: ", MaxSize/4), `f.yaml:1:401: lists and mappings in each other: want at most 100`},
-		{strings.Repeat("- ", MaxSize/2), `f.yaml:1:201: lists and mappings in each other: want at most 100`},
+		{strings.Repeat("[", MaxSize), `f.yaml:1:101: lists and mappings are nested more than 100 deep`},
+		{strings.Repeat("{a: ", MaxSize/4), `f.yaml:1:401: lists and mappings are nested more than 100 deep`},
+		{strings.Repeat("- ", MaxSize/2), `f.yaml:1:201: lists and mappings are nested more than 100 deep`},
 		{strings.Repeat("#", MaxSize+1), `f.yaml: 262145 bytes: want at most 262144`},
 	} {
 		root, err := Parse("f.yaml", []byte(tt.yaml))

@@ -11,9 +11,10 @@ import (
 // Confirmer is implemented by facts of an engine that can be asked what runs.
 type Confirmer interface {
 	// Confirm asks for a list of all that runs, which begins after the call, and returns
-	// at once. listed is called when the facts and the feed have what the list names: once,
-	// by another goroutine, and never if the engine is lost before, as its source is
-	// stale then. It returns false if the engine is not asked for lists.
+	// at once. listed is called when the facts and the feed have what the list names, and the
+	// containers that were starting meanwhile: once, by another goroutine, and never if the
+	// engine is lost before, as its source is stale then. It returns false if the engine is not
+	// asked for lists.
 	Confirm(listed func()) bool
 }
 

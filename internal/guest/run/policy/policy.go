@@ -153,7 +153,7 @@ var (
 		`NIS_PATH|NLSPATH|RESOLV_HOST_CONF|RES_OPTIONS|TMPDIR|TZDIR)\z`)
 )
 
-// parseVariable refuses those by which a client could run other code.
+// parseVariable refuses variables by which a client could run other code than the program's.
 func parseVariable(s string) (string, error) {
 	switch {
 	case !variableSyntax.MatchString(s):
