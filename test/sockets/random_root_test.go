@@ -443,10 +443,13 @@ func (r *run) connect() []slot {
 }
 
 // connectTCP connects a socket that is only bound to where nobody listens, so that it
-// is only bound again. On an interface the attempt would not end.
+// is only bound again. On an interface, and to an address that is gone, the attempt would not end.
 func (r *run) connectTCP() []slot {
-	id, o := r.pick(func(o *opened) bool { return !o.udp() && !o.anyPort && !o.device && !o.listens })
-	if o == nil || !dumpsBound() { // documented: nothing sees it again
+	id, o := r.pick(func(o *opened) bool {
+		gone := !r.second && o.order.Address.Addr() == netip.MustParseAddr(second6)
+		return !o.udp() && !o.anyPort && !o.device && !o.listens && !gone
+	})
+	if o == nil {
 		return nil
 	}
 	r.order(o.actor, order{Do: "connect", ID: id, Family: o.order.Family, Address: peer(o)}, -1)

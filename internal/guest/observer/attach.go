@@ -30,10 +30,7 @@ func capabilities(has features) []kernel.Capability {
 	// These know no cookie, so a dump must find the socket.
 	bindKprobes := []string{"tcp_destroy", "tcp_bind4_exit", "tcp_bind6_exit", "tcp_bind4_enter", "tcp_bind6_enter"}
 	// The end of a connection may come in an interrupt, where the process is not known.
-	unconnected := "a bound socket whose connect(2) failed is seen again only by an audit"
-	if !has.boundDump {
-		unconnected = "a bound socket whose connect(2) failed is not seen again until it listens: this kernel does not dump it"
-	}
+	const unconnected = "a bound socket whose connect(2) failed is seen again only by an audit"
 	noConnect := unconnected
 	if has.mptcpBind {
 		noConnect = "MPTCP sockets that are only bound are seen only by an audit; " + unconnected
