@@ -367,7 +367,7 @@ func (o *oracle) settle(slots []*slot) []*slot {
 		if after := time.Since(begin); after > soon && len(slots) < before {
 			o.found[settledLate] += before - len(slots)
 		}
-		if looks < fewestLooks {
+		if looks < fewestLooks && slices.ContainsFunc(slots, func(s *slot) bool { return o.class(s) != missed }) {
 			continue
 		}
 		named := func(s *slot) bool { return o.named(o.class(s), s, o.explain(s)) != "" }
@@ -510,7 +510,7 @@ var limits = regexp.MustCompile(`limited to |excludes interface |for programs of
 func (s *slot) unexplained() bool {
 	for a := range s.outside {
 		if !slices.ContainsFunc(s.pubs, func(p status.Publication) bool {
-			return (p.Address.IsUnspecified() || p.Address.String() == a) && !limits.MatchString(p.Reason)
+			return (p.Address.IsUnspecified() || p.Address.String() == a) && p.State != port.Pending && !limits.MatchString(p.Reason)
 		}) {
 			return true
 		}

@@ -22,7 +22,7 @@ var secondTools = append([]tool{
 var defaults = []string{
 	"route add default via $GATEWAY",
 	"route add 0.0.0.0/1 via $GATEWAY\nroute add 128.0.0.0/1 via $GATEWAY",
-	"route add default via $GATEWAY table 100\nrule add lookup 100",
+	"route add default via $GATEWAY table 100\nrule add pref 40000 lookup 100",
 	"route add $STRANGER via $GATEWAY",
 }
 
@@ -163,7 +163,7 @@ func (g *grammar) end(m, ip string) string {
 	case 3:
 		return to + fmt.Sprintf("numgen %s mod 10 map { 0-4 : %s, 5-9 : %s }", oneOf(g.r, "inc", "random"), a, b)
 	case 4:
-		return to + fmt.Sprintf("jhash %s saddr mod 10 map { 0-4 : %s, 5-9 : %s }", g.f.name, a, b)
+		return to + fmt.Sprintf("jhash th sport mod 10 map { 0-4 : %s, 5-9 : %s }", a, b)
 	case 5:
 		return fmt.Sprintf("%s dnat %s prefix to %s daddr map { %s : %s }", m, ip, g.f.name, g.f.uplink, g.f.behind)
 	case 6:

@@ -187,3 +187,20 @@ func TestFirstAddressOfTheOtherFamily(t *testing.T) {
 }
 
 const setTimeout = 0x10 // NFT_SET_TIMEOUT
+
+// Between ::1 and another machine no packet gets anywhere, whatever is set.
+func TestAcrossTheLoopbackOfIPv6(t *testing.T) {
+	rule := func(to string, when ...[]byte) []byte {
+		return natrules.Join(append(when, natrules.TCP(), natrules.Dport(80), natrules.Immediate(1, netip.MustParseAddr(to).AsSlice()),
+			natrules.Expr("nat", natrules.Num(1, 1), natrules.Num(2, ruleset.FamilyIP6), natrules.Num(3, 1)))...)
+	}
+	fromLoopback := natrules.Join(natrules.Payload(1, 24, 16, 1), natrules.Cmp(ruleset.CmpEq, 1, netip.IPv6Loopback().AsSlice()))
+	for i, r := range [][]byte{rule("::1"), rule("2001:db8:1::1", fromLoopback)} {
+		tb := &ruleset.Table{ID: ruleset.TableID{Family: ruleset.FamilyIP6, Name: "t"}, Chains: natrules.BaseChains()}
+		tb.Chains[i].Rules = []ruleset.Rule{{Handle: 1, Raw: r}}
+		bs := compiled(&ruleset.Snapshot{Tables: []*ruleset.Table{tb}}).Bindings()
+		if len(bs) != 1 || !strings.HasPrefix(bs[0].Doubt, "none: ") {
+			t.Errorf("rule %d: %+v", i, bs)
+		}
+	}
+}
