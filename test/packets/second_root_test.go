@@ -177,7 +177,7 @@ func (g *grammar) end(m, ip string) string {
 	case 10:
 		return to + g.at(g.f.loopback, oneOf(g.r, "7000", "7001"))
 	case 11:
-		return to + g.f.servers[0] + "-" + g.f.servers[1] + oneOf(g.r, "", " random", " persistent")
+		return to + g.at(a, "9000-9002") + oneOf(g.r, " random", " persistent")
 	}
 	return m + " " + g.verdict()
 }
@@ -227,12 +227,12 @@ func (g *grammar) iptCondition(hook string) string {
 	if hook == "OUTPUT" {
 		return oneOf(g.r, "-m owner --uid-owner 0", life)
 	}
-	return oneOf(g.r, "-m length --length 20:65535", life, "-m dscp --dscp 0", "-m pkttype --pkt-type unicast", "-m addrtype --dst-type LOCAL --limit-iface-in")
+	return oneOf(g.r, "-m length --length 20:65535", life, "-m dscp --dscp 0", "-m pkttype --pkt-type unicast")
 }
 
 // iptEnd is an end of a rule that the first grammar does not have.
 func (g *grammar) iptEnd() string {
-	return oneOf(g.r, " -j NETMAP --to "+g.server(), " -j DNAT --to-destination "+g.f.servers[0]+"-"+g.f.servers[1],
+	return oneOf(g.r, " -j NETMAP --to "+g.server(),
 		" -j DNAT --to-destination "+g.at(g.server(), "80")+" --persistent", " -j DNAT --to-destination "+g.at(g.f.loopback, "7000"),
 		" -j REDIRECT --to-ports 7000-7002", " -j MARK --set-mark 1", " -j CONNMARK --set-mark 1")
 }
