@@ -120,7 +120,7 @@ func TestOwnersThatShareAPort(t *testing.T) {
 				if first.Port == 0 {
 					first = p
 				} else if describe(p) != describe(first) || p.Decision.Rule != first.Decision.Rule {
-					t.Errorf("%s: in another order %+v, want %+v", c.what, p.Fact, first.Fact)
+					t.Errorf("%s: in another order %s, want %s", c.what, describe(p), describe(first))
 				}
 			}
 		}
