@@ -39,18 +39,18 @@ const (
 	Hidden           // another server has all addresses that the guest could dial
 
 	// Why rules decide against a publication, or do not decide yet.
-	WellKnownUDP    // a UDP port of the guest's own network
-	EnginesOwn      // a port by which an engine talks to itself
-	DeniedByRule    // a rule, or a label, denies it
-	DeniedTarget    // a rule denies an owner to whom a NAT rule leads
-	DeniedTargetCut // the same, perhaps: the guest left out by what the rule tells owners apart
-	DeniedCut       // a rule may deny it: the guest left out by what it tells owners apart
-	DeniedHostPort  // a rule denies the host port that a label asks for
-	NoHostPort      // the host port that a rule gives is none
-	NoHostAddress   // a rule of the host names no address
-	NothingAsked    // the guest asks for no host address
-	OwnerAwaited    // it depends on an owner who is not known yet
-	OwnerContested  // it depends on who of several owners serves it
+	WellKnownUDP   // a UDP port of the guest's own network
+	EnginesOwn     // a port by which an engine talks to itself
+	DeniedByRule   // a rule, or a label, denies it
+	DeniedOther    // a rule denies another owner who serves it
+	DeniedOtherCut // the same, perhaps: the guest left out by what the rule tells owners apart
+	DeniedCut      // a rule may deny it: the guest left out by what it tells owners apart
+	DeniedHostPort // a rule denies the host port that a label asks for
+	NoHostPort     // the host port that a rule gives is none
+	NoHostAddress  // a rule of the host names no address
+	NothingAsked   // the guest asks for no host address
+	OwnerAwaited   // it depends on an owner who is not known yet
+	OwnerContested // it depends on who of several owners serves it
 
 	// Why a port that is asked for by name is not there.
 	NoDirectory      // no source knows names
@@ -199,17 +199,17 @@ var codeTable = [codes]codeInfo{
 	Reserved:         {name: "reserved", text: "only reserves the port for a container or Service: nobody serves there", kind: Withholds, reach: Some},
 	Hidden:           {name: "hidden", text: "hidden by {0}, which serves where the guest could reach it", kind: Withholds, reach: Some},
 
-	WellKnownUDP:    {name: "well-known-udp", text: "a service of the guest's own network; an allow rule that names the port publishes it", kind: Denies, verdict: VerdictWellKnown, advice: "{allow}"},
-	EnginesOwn:      {name: "engines-own", text: "a port of an engine itself; an allow rule that names the port publishes it", kind: Denies, verdict: VerdictWellKnown, advice: "{allow}"},
-	DeniedByRule:    {name: "denied", text: "denied by {rule}", kind: Denies},
-	DeniedTarget:    {name: "target-denied", text: "denied by {rule}: a NAT rule leads to {0}", kind: Denies},
-	DeniedTargetCut: {name: "target-cut", text: "denied by {rule}: a NAT rule leads to {0}, and {1} were left out by the guest, because they are too many or too long", kind: Denies},
-	DeniedCut:       {name: "owner-cut", text: "denied by {rule}, which may match: {0} were left out by the guest, because they are too many or too long", kind: Denies},
-	DeniedHostPort:  {name: "host-port-denied", text: "denied by {rule}, which is about the host port {0} that a label asks for", kind: Denies},
-	NoHostPort:      {name: "no-host-port", text: "{rule}: host port {0} is not within 1 to 65535", kind: Denies},
-	NoHostAddress:   {name: "no-host-address", text: "{rule} names no host address", kind: Denies},
-	NothingAsked:    {name: "nothing-asked", text: "the guest asks for no host address", kind: Denies, verdict: VerdictHostDenied},
-	UDPDisabled:     {name: "udp-disabled", text: "UDP is not enabled (listener.udp); WSL's relay carries none", kind: Denies, advice: "set listener.udp (--listener-udp) of the agent, for peers other than WSL's relay"},
+	WellKnownUDP:   {name: "well-known-udp", text: "a service of the guest's own network; an allow rule that names the port publishes it", kind: Denies, verdict: VerdictWellKnown, advice: "{allow}"},
+	EnginesOwn:     {name: "engines-own", text: "a port of an engine itself; an allow rule that names the port publishes it", kind: Denies, verdict: VerdictWellKnown, advice: "{allow}"},
+	DeniedByRule:   {name: "denied", text: "denied by {rule}", kind: Denies},
+	DeniedOther:    {name: "other-denied", text: "denied by {rule}: {0} serves it, too", kind: Denies},
+	DeniedOtherCut: {name: "other-cut", text: "denied by {rule}: {0} serves it, too, and {1} were left out by the guest, because they are too many or too long", kind: Denies},
+	DeniedCut:      {name: "owner-cut", text: "denied by {rule}, which may match: {0} were left out by the guest, because they are too many or too long", kind: Denies},
+	DeniedHostPort: {name: "host-port-denied", text: "denied by {rule}, which is about the host port {0} that a label asks for", kind: Denies},
+	NoHostPort:     {name: "no-host-port", text: "{rule}: host port {0} is not within 1 to 65535", kind: Denies},
+	NoHostAddress:  {name: "no-host-address", text: "{rule} names no host address", kind: Denies},
+	NothingAsked:   {name: "nothing-asked", text: "the guest asks for no host address", kind: Denies, verdict: VerdictHostDenied},
+	UDPDisabled:    {name: "udp-disabled", text: "UDP is not enabled (listener.udp); WSL's relay carries none", kind: Denies, advice: "set listener.udp (--listener-udp) of the agent, for peers other than WSL's relay"},
 
 	OwnerAwaited:     {name: "owner-awaited", text: "owner not known yet", kind: Waits, advice: "ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"},
 	OwnerContested:   {name: "owner-contested", text: "owner not certain: claimed for {0}", kind: Waits, advice: "stop one of them, or change {rule}"},

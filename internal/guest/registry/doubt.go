@@ -155,7 +155,12 @@ func relayed(b *kept) bool {
 	if b.Hints.Cgroup > rootCgroup && len(b.Hints.Paths) == 0 {
 		return true // of a cgroup that is gone, or cannot be seen
 	}
-	switch relayName(b.Owner.Name) {
+	return relays(b.Owner.Name)
+}
+
+// relays reports whether engines relay or reserve ports by a program of that name.
+func relays(name string) bool {
+	switch relayName(name) {
 	case "docker-proxy", "dockerd", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "conmon", "podman",
 		"nerdctl", "sleep", "crio", "kube-proxy":
 		return true

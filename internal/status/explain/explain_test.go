@@ -509,6 +509,23 @@ func TestExplainProxyProtocol(t *testing.T) {
 	}
 }
 
+// All who serve a port are named, but for a Service's pods.
+func TestOwnerStepNamesAll(t *testing.T) {
+	process := port.OtherOwner{Owner: port.Owner{Kind: port.OwnerProcess, Name: "own-b"}}
+	pod := port.OtherOwner{Owner: port.Owner{Kind: port.OwnerContainer, Name: "web-0", Namespace: "shop"}}
+	for want, p := range map[string]port.Fact{
+		"process own-a (7) and process own-b":       {Owner: port.Owner{Kind: port.OwnerProcess, Name: "own-a", ID: "7"}, Others: []port.OtherOwner{process}},
+		"process own-a and an unknown process":      {Owner: port.Owner{Kind: port.OwnerProcess, Name: "own-a"}, Others: []port.OtherOwner{{}}},
+		"container web-0 of shop and process own-b": {Others: []port.OtherOwner{pod, process}},
+		"service web": {Owner: port.Owner{Kind: port.OwnerService, Name: "web"}, Others: []port.OtherOwner{pod}},
+		"unknown":     {},
+	} {
+		if got := (&Publication{Publication: port.Publication{Fact: p}}).ownerStep().Text; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // A verdict is about the port: both families of one owner have one, whichever is asked.
 func TestVerdictIsOfBothFamilies(t *testing.T) {
 	four := func(change ...func(*Publication)) Publication { return pub(port.TCP, "0.0.0.0:8080", change...) }
