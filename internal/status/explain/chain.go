@@ -19,7 +19,7 @@ func (f *Facts) chain(p *Publication) Chain {
 	for _, o := range p.Origins {
 		c.Steps = append(c.Steps, f.seen(o))
 	}
-	c.Steps = append(c.Steps, ownerStep(p.Owner))
+	c.Steps = append(c.Steps, ownerStep(p))
 	if !f.Host || !p.Decision.Allow {
 		c.Steps = append(c.Steps, ruleStep(p))
 	}
@@ -104,11 +104,16 @@ func (f *Facts) seen(o port.OriginInfo) Step {
 	return s
 }
 
-func ownerStep(o port.Owner) Step {
-	if o.Kind == port.OwnerUnknown {
+func ownerStep(p *Publication) Step {
+	if p.Owner.Kind == port.OwnerUnknown {
 		return Step{Step: "owner", Mark: Warning, Text: "unknown"}
 	}
-	return Step{Step: "owner", Mark: OK, Text: Owner(o)}
+	s := Step{Step: "owner", Mark: OK, Text: Owner(p.Owner)}
+	if p.Holder != "" {
+		s.Mark = Warning
+		s.Text += ", but " + p.Holder + " has the socket, as an audit will see"
+	}
+	return s
 }
 
 // Owner returns a human-readable name of an owner.
