@@ -24,8 +24,8 @@
 //
 // The owner of a socket is the process that has it: of several the one that started first,
 // or of those that started within a tick the one with the lowest pid, under the name that its
-// first thread has now. An event names it that caused it, and another names it anew. A hand
-// that is given a socket makes no event, so the owner is looked at a second after it is known,
+// first thread has now. An event names the process that caused it, and another one its new name. To hand
+// a socket on makes no event, so the owner is looked at a second after it is known,
 // when it ends or executes a program, and by audits; an older process that got a copy is found
 // only by the audits that search all of /proc. If nobody there has the socket, the owner is
 // unknown. The name of a process of another pid namespace is known by the event alone.
