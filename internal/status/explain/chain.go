@@ -116,10 +116,15 @@ func (p *Publication) ownerStep() Step {
 		}
 		all = append(all, name)
 	}
-	if len(all) == 0 {
-		return Step{Step: "owner", Mark: Warning, Text: "unknown"}
+	s := Step{Step: "owner", Mark: OK, Text: strings.Join(all, " and ")}
+	switch {
+	case len(all) == 0:
+		s.Mark, s.Text = Warning, "unknown"
+	case p.Holder != "":
+		s.Mark = Warning
+		s.Text += ", but " + p.Holder + " has the socket, as an audit will see"
 	}
-	return Step{Step: "owner", Mark: OK, Text: strings.Join(all, " and ")}
+	return s
 }
 
 // Owner returns a human-readable name of an owner.

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -477,6 +478,22 @@ func TestJSON(t *testing.T) {
 func ownerPending(p Publication) Publication {
 	p.Decision = port.Decision{Rule: port.RuleRef{Kind: port.RuleConfigured, Number: 1, Name: "secrets"}, Reason: port.Because(port.OwnerAwaited)}
 	return p
+}
+
+// A process that has not got the socket is not its owner.
+func TestOwnerWithoutTheSocket(t *testing.T) {
+	for holder, want := range map[string]Step{
+		"":            {Step: "owner", Mark: OK, Text: "process web (9)"},
+		"pid 8 (api)": {Step: "owner", Mark: Warning, Text: "process web (9), but pid 8 (api) has the socket, as an audit will see"},
+	} {
+		p := pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
+			p.Owner, p.Holder = port.Owner{Kind: port.OwnerProcess, ID: "9", Name: "web"}, holder
+		})
+		r := Evaluate(Facts{Query: Query{Port: 8080}, Publications: []Publication{p}})
+		if !slices.Contains(r.Chains[0].Steps, want) {
+			t.Errorf("steps %+v, want %+v", r.Chains[0].Steps, want)
+		}
+	}
 }
 
 // It says that the server is told the client's address, and by which sinks it is not.
