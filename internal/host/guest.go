@@ -395,6 +395,7 @@ func (g *lockedGuest) decideRow(pub *publication) {
 		if pub.onConflict != d.OnConflict {
 			pub.onConflict = d.OnConflict
 			g.h.changed[pub] = struct{}{} // a conflict that it has may be moved now
+			g.h.touch(pub)                // or says that it does not move
 		}
 		pub.remember(d.Host)
 	}

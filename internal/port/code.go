@@ -78,6 +78,7 @@ const (
 	PeerForwards    // the peer, for another program
 	PeerInUse       // another program, where a peer would listen
 	PeerPortTaken   // another publication, at a peer with one listener for each port
+	NoneFree        // and no other port was found for it
 
 	// Why a port cannot be opened.
 	SystemFailed     // an error
@@ -236,6 +237,7 @@ var codeTable = [codes]codeInfo{
 	HeldByOwnSocket: {name: "held-by-own-socket", text: "its own socket at [::]:{0} holds IPv4 too, which WSL's relay shows at ::1 only", kind: Conflicts},
 	PeerForwards:    {name: "peer-forwards", text: "the peer forwards it to {0} already", kind: Conflicts},
 	PeerInUse:       {name: "peer-in-use", text: "another program of the host holds {0}", kind: Conflicts},
+	NoneFree:        {name: "none-free", text: "onConflict: {0} found none of up to {1} other ports free; any tries 20000 to 32767", kind: Conflicts},
 	PeerPortTaken:   {name: "peer-port-taken", text: "wsl-proxy has one listener for each port, and {0} has it", kind: Conflicts},
 
 	SystemFailed:     {name: "system", text: "{0}", kind: Fails},
