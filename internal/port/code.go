@@ -19,6 +19,7 @@ const (
 	AddressNowhere   // no interface has the address of a socket
 	InterfaceLacks   // the interface of a socket does not have its address
 	InterfaceBare    // the interface of a socket has no address
+	InterfaceDown    // the interface of a socket is down
 	AddressElsewhere // an engine declares a port at an address of another machine
 	NoAddress        // this machine has no address of the family
 	LeavesOutReached // a NAT rule leaves out what other machines reach
@@ -181,6 +182,7 @@ var codeTable = [codes]codeInfo{
 	AddressNowhere:   {name: "address-nowhere", text: "bound to an address that no interface has", kind: Withholds, reach: Nobody, advice: adviseListen},
 	InterfaceLacks:   {name: "interface-lacks-address", text: "bound to interface {0}, which does not have the address", kind: Withholds, reach: Some, verdict: VerdictInterface, advice: adviseInterface},
 	InterfaceBare:    {name: "interface-without-address", text: "bound to interface {0}, which has no address", kind: Withholds, reach: Some, verdict: VerdictInterface, advice: adviseInterface},
+	InterfaceDown:    {name: "interface-down", text: "bound to interface {0}, which is down", kind: Withholds, reach: Nobody, verdict: VerdictInterface, advice: "bring the interface up, or start the server without binding it to an interface; a rule does not help"},
 	AddressElsewhere: {name: "address-elsewhere", text: "this machine does not have the address", kind: Withholds, reach: Nobody},
 	NoAddress:        {name: "no-address", text: "this machine has no address of this family that other machines reach", kind: Withholds, reach: Nobody},
 	LeavesOutReached: {name: "leaves-out-reached", text: "leaves out every address that other machines reach", kind: Withholds, reach: Nobody},
