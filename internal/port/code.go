@@ -20,6 +20,7 @@ const (
 	InterfaceLacks   // the interface of a socket does not have its address
 	InterfaceBare    // the interface of a socket has no address
 	InterfaceDown    // the interface of a socket is down
+	AddressStands    // the address of a socket stands for containers that publish on request
 	AddressElsewhere // an engine declares a port at an address of another machine
 	NoAddress        // this machine has no address of the family
 	LeavesOutReached // a NAT rule leaves out what other machines reach
@@ -183,6 +184,7 @@ var codeTable = [codes]codeInfo{
 	InterfaceLacks:   {name: "interface-lacks-address", text: "bound to interface {0}, which does not have the address", kind: Withholds, reach: Some, verdict: VerdictInterface, advice: adviseInterface},
 	InterfaceBare:    {name: "interface-without-address", text: "bound to interface {0}, which has no address", kind: Withholds, reach: Some, verdict: VerdictInterface, advice: adviseInterface},
 	InterfaceDown:    {name: "interface-down", text: "bound to interface {0}, which is down", kind: Withholds, reach: Nobody, verdict: VerdictInterface, advice: "bring the interface up, or start the server without binding it to an interface; a rule does not help"},
+	AddressStands:    {name: "address-stands", text: "at an address that stands for containers which publish on request: no server of the guest is dialled there", kind: Withholds, reach: Nobody, advice: "have the server listen on another address of the loopback; a rule does not help"},
 	AddressElsewhere: {name: "address-elsewhere", text: "this machine does not have the address", kind: Withholds, reach: Nobody},
 	NoAddress:        {name: "no-address", text: "this machine has no address of this family that other machines reach", kind: Withholds, reach: Nobody},
 	LeavesOutReached: {name: "leaves-out-reached", text: "leaves out every address that other machines reach", kind: Withholds, reach: Nobody},

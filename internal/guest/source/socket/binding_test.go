@@ -80,6 +80,7 @@ func parsed(texts ...string) (list []netip.Addr) {
 func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
 	m := newMachine(t, "0::/\n")
 	h, _ := m.handler(0)
+	h.network.stands = netip.MustParsePrefix("127.102.0.0/16")
 	for _, c := range []struct {
 		device  uint32
 		address string
@@ -108,6 +109,9 @@ func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
 		{lo, "0.0.0.0", false, "[127.0.0.1:80]"},
 		{lo, "::", false, "[[::1]:80] and [127.0.0.1:80]"},
 		{lo, "127.0.0.2", false, "[127.0.0.2:80]"},
+		{0, "127.102.7.7", false, "at an address that stands for containers which publish on request: no server of the guest is dialled there"},
+		{lo, "127.102.7.7", false, "at an address that stands for containers which publish on request: no server of the guest is dialled there"},
+		{0, "127.103.7.7", false, "[127.103.7.7:80]"},
 		{0, "0.0.0.0", false, "[127.0.0.1:80]"},
 		{0, "::", true, "[[::1]:80]"},
 		{0, "10.0.0.1", false, "[10.0.0.1:80]"},

@@ -20,6 +20,7 @@ type network struct {
 	device func(index uint32) device
 	kind   func(netip.Addr) netwatch.Kind // of an address that is not of the loopback
 	only4  func() bool                    // no interface has an address of IPv6
+	stands netip.Prefix                   // see Options
 
 	is4 bool // what only4 returned last: a server at :: has no client over IPv6
 }
@@ -31,8 +32,8 @@ type device struct {
 	addresses []netip.Addr // without zones
 }
 
-func ownNetwork() network {
-	return network{device: ownDevice, kind: addressKind, only4: onlyIPv4}
+func ownNetwork(stands netip.Prefix) network {
+	return network{device: ownDevice, kind: addressKind, only4: onlyIPv4, stands: stands}
 }
 
 // onlyIPv4 is false where the kernel cannot be asked.
@@ -80,6 +81,8 @@ func (n *network) reach(s *observer.Socket, addr netip.Addr) (dial []netip.AddrP
 	switch {
 	case addr.IsMulticast():
 		return nil, port.Because(port.MulticastAddress)
+	case n.stands.Contains(addr):
+		return nil, port.Because(port.AddressStands)
 	case s.Device != 0:
 		return n.onDevice(s, addr)
 	case n.is4 && addr == netip.IPv6Unspecified():
