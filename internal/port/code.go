@@ -249,7 +249,7 @@ var codeTable = [codes]codeInfo{
 	NotPermitted:     {name: "not-permitted", text: "listen on {0}: {1}", kind: Fails},
 	NeedsPrivilege:   {name: "needs-privilege", text: "listen on {0}: permission denied: grant CAP_NET_BIND_SERVICE, or run {1}", kind: Fails},
 	NotOfHost:        {name: "not-of-host", text: "{0} is not an address of this host", kind: Fails},
-	TooManyListeners: {name: "too-many-listeners", text: "limit of {0} listeners for this guest reached", kind: Fails},
+	TooManyListeners: {name: "too-many-listeners", text: "limit of {0} listeners for this guest reached (--max-listeners), which its owners share", kind: Fails, advice: "raise limits.listeners (--max-listeners) of `fairlead host`, or deny ports that nobody needs"},
 	Unsendable:       {name: "unsendable", text: "cannot be sent to the host: {0}", kind: Fails},
 	NotRelayed:       {name: "not-relayed", text: "only 127.0.0.1, 0.0.0.0, ::1 and :: can be opened in the guest", kind: Fails},
 	PeerPicksNone:    {name: "peer-picks-none", text: "the peer cannot choose a free port: a rule must name one", kind: Fails},
