@@ -77,6 +77,7 @@ const (
 	InUseByRelay    // WSL's own relay
 	InUseSocket     // another socket of the guest
 	HeldByOwnSocket // a socket of the publication, in one family alone
+	HeldForItself   // a socket that only keeps others from the port of the publication
 	PeerForwards    // the peer, for another program
 	PeerInUse       // another program, where a peer would listen
 	PeerPortTaken   // another publication, at a peer with one listener for each port
@@ -239,6 +240,7 @@ var codeTable = [codes]codeInfo{
 	InUseByRelay:    {name: "in-use-by-relay", text: "{0} is in use by {1} (pid {2})", kind: Conflicts},
 	InUseSocket:     {name: "in-use-by-socket", text: "{0} is in use by another socket", kind: Conflicts},
 	HeldByOwnSocket: {name: "held-by-own-socket", text: "its own socket at [::]:{0} holds IPv4 too, which WSL's relay shows at ::1 only", kind: Conflicts},
+	HeldForItself:   {name: "held-for-itself", text: "{0} is held by {1}, while a NAT rule serves the port", kind: Conflicts, advice: "{relocate}, or take the host peer (`--sink hostlink`); Podman 6.1 shows the port to WSL with `force_port_listen = true` in containers.conf"},
 	PeerForwards:    {name: "peer-forwards", text: "the peer forwards it to {0} already", kind: Conflicts},
 	PeerInUse:       {name: "peer-in-use", text: "another program of the host holds {0}", kind: Conflicts},
 	NoneFree:        {name: "none-free", text: "onConflict: {0} found none of up to {1} other ports free; any tries 20000 to 32767", kind: Conflicts},
