@@ -19,6 +19,8 @@ const (
 	AddressNowhere   // no interface has the address of a socket
 	InterfaceLacks   // the interface of a socket does not have its address
 	InterfaceBare    // the interface of a socket has no address
+	InterfaceDown    // the interface of a socket is down
+	AddressStands    // the address of a socket stands for containers that publish on request
 	AddressElsewhere // an engine declares a port at an address of another machine
 	NoAddress        // this machine has no address of the family
 	LeavesOutReached // a NAT rule leaves out what other machines reach
@@ -75,9 +77,11 @@ const (
 	InUseByRelay    // WSL's own relay
 	InUseSocket     // another socket of the guest
 	HeldByOwnSocket // a socket of the publication, in one family alone
+	HeldForItself   // a socket that only keeps others from the port of the publication
 	PeerForwards    // the peer, for another program
 	PeerInUse       // another program, where a peer would listen
 	PeerPortTaken   // another publication, at a peer with one listener for each port
+	NoneFree        // and no other port was found for it
 
 	// Why a port cannot be opened.
 	SystemFailed     // an error
@@ -180,6 +184,8 @@ var codeTable = [codes]codeInfo{
 	AddressNowhere:   {name: "address-nowhere", text: "bound to an address that no interface has", kind: Withholds, reach: Nobody, advice: adviseListen},
 	InterfaceLacks:   {name: "interface-lacks-address", text: "bound to interface {0}, which does not have the address", kind: Withholds, reach: Some, verdict: VerdictInterface, advice: adviseInterface},
 	InterfaceBare:    {name: "interface-without-address", text: "bound to interface {0}, which has no address", kind: Withholds, reach: Some, verdict: VerdictInterface, advice: adviseInterface},
+	InterfaceDown:    {name: "interface-down", text: "bound to interface {0}, which is down", kind: Withholds, reach: Nobody, verdict: VerdictInterface, advice: "bring the interface up, or start the server without binding it to an interface; a rule does not help"},
+	AddressStands:    {name: "address-stands", text: "at an address that stands for containers which publish on request: no server of the guest is dialled there", kind: Withholds, reach: Nobody, advice: "have the server listen on another address of the loopback; a rule does not help"},
 	AddressElsewhere: {name: "address-elsewhere", text: "this machine does not have the address", kind: Withholds, reach: Nobody},
 	NoAddress:        {name: "no-address", text: "this machine has no address of this family that other machines reach", kind: Withholds, reach: Nobody},
 	LeavesOutReached: {name: "leaves-out-reached", text: "leaves out every address that other machines reach", kind: Withholds, reach: Nobody},
@@ -234,8 +240,10 @@ var codeTable = [codes]codeInfo{
 	InUseByRelay:    {name: "in-use-by-relay", text: "{0} is in use by {1} (pid {2})", kind: Conflicts},
 	InUseSocket:     {name: "in-use-by-socket", text: "{0} is in use by another socket", kind: Conflicts},
 	HeldByOwnSocket: {name: "held-by-own-socket", text: "its own socket at [::]:{0} holds IPv4 too, which WSL's relay shows at ::1 only", kind: Conflicts},
+	HeldForItself:   {name: "held-for-itself", text: "{0} is held by {1}, while a NAT rule serves the port", kind: Conflicts, advice: "{relocate}, or take the host peer (`--sink hostlink`); Podman 6.1 shows the port to WSL with `force_port_listen = true` in containers.conf"},
 	PeerForwards:    {name: "peer-forwards", text: "the peer forwards it to {0} already", kind: Conflicts},
 	PeerInUse:       {name: "peer-in-use", text: "another program of the host holds {0}", kind: Conflicts},
+	NoneFree:        {name: "none-free", text: "onConflict: {0} found none of up to {1} other ports free; any tries 20000 to 32767", kind: Conflicts},
 	PeerPortTaken:   {name: "peer-port-taken", text: "wsl-proxy has one listener for each port, and {0} has it", kind: Conflicts},
 
 	SystemFailed:     {name: "system", text: "{0}", kind: Fails},
@@ -243,7 +251,7 @@ var codeTable = [codes]codeInfo{
 	NotPermitted:     {name: "not-permitted", text: "listen on {0}: {1}", kind: Fails},
 	NeedsPrivilege:   {name: "needs-privilege", text: "listen on {0}: permission denied: grant CAP_NET_BIND_SERVICE, or run {1}", kind: Fails},
 	NotOfHost:        {name: "not-of-host", text: "{0} is not an address of this host", kind: Fails},
-	TooManyListeners: {name: "too-many-listeners", text: "limit of {0} listeners for this guest reached", kind: Fails},
+	TooManyListeners: {name: "too-many-listeners", text: "limit of {0} listeners for this guest reached (--max-listeners), which its owners share", kind: Fails, advice: "raise limits.listeners (--max-listeners) of `fairlead host`, or deny ports that nobody needs"},
 	Unsendable:       {name: "unsendable", text: "cannot be sent to the host: {0}", kind: Fails},
 	NotRelayed:       {name: "not-relayed", text: "only 127.0.0.1, 0.0.0.0, ::1 and :: can be opened in the guest", kind: Fails},
 	PeerPicksNone:    {name: "peer-picks-none", text: "the peer cannot choose a free port: a rule must name one", kind: Fails},

@@ -76,9 +76,16 @@ func TestDefaults(t *testing.T) {
 		{"udp 0.0.0.0:67", udp, udp},
 		{"udp 0.0.0.0:68", udp, udp},
 		{"udp [::]:123", udp, udp},
+		{"udp 0.0.0.0:137", udp, udp},
+		{"udp 192.168.5.2:138", udp, udp},
 		{"udp 127.0.0.1:323", udp, udp},
+		{"udp [fe80::1%eth0]:546", udp, udp},
+		{"udp [::]:547", udp, udp},
+		{"udp 0.0.0.0:1900", udp, udp},
+		{"udp [::]:3702", udp, udp},
 		{"udp [::]:5353", udp, udp},
 		{"udp 0.0.0.0:5355", udp, udp},
+		{"udp 0.0.0.0:139", "127.0.0.1:139 (default)", "0.0.0.0:139 (default)"},
 		{"tcp 0.0.0.0:53", "127.0.0.1:53 (default)", "0.0.0.0:53 (default)"},
 	} {
 		for expose, want := range map[string]string{"loopback": tt.loopback, "all": tt.all} {

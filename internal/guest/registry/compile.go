@@ -409,10 +409,12 @@ func ownerOf(ms, slot []member, all slots) (port.Owner, precedence) {
 	return owner, known
 }
 
-// kubeProxy reports whether a socket is kube-proxy's: of root's process on this machine, in no
-// container, or in its pod.
+// kubeProxy reports whether a socket of the loopback is kube-proxy's: of root's process on this
+// machine, in no container, or in its pod. Where another program has kube-proxy in it, as k3s,
+// its NAT rules of the port tell.
 func (m member) kubeProxy(all slots) bool {
-	if program(m.binding) != "kube-proxy" || m.binding.Hints.User != 0 {
+	b := m.binding
+	if m.nat() || b.Hints.User != 0 || !b.Address.IsLoopback() || program(b) != "kube-proxy" && !ruled(all(b.Slot()), port.MakerKubeProxy) {
 		return false
 	}
 	o, _ := m.owner(all)

@@ -89,7 +89,7 @@ func (m member) uncertain(known precedence, all slots) (d doubt) {
 	case a != nil && a.known:
 		return d
 	}
-	if d.search = b.Searching && known < target; d.search || a != nil && a.container || known < target && relayed(b) {
+	if d.search = b.Searching && known < target; d.search || a != nil && a.container || known < target && (relayed(b) || m.kubeProxy(all)) {
 		d.owner = m.since()
 	}
 	return d
