@@ -20,6 +20,8 @@ enum event_kind {
 	EVENT_CHECK = 6,
 	/* The socket was bound to another interface, or to none. */
 	EVENT_DEVICE = 7,
+	/* A process of `owners` gets a name, maybe as it executes another program. */
+	EVENT_RENAME = 8,
 };
 
 /* How many bits of event.group are the id. The kernel uses few of the upper 32 bits of one. */
@@ -29,8 +31,9 @@ enum group {
 
 /*
  * One record of the ring buffer. EVENT_CLOSE, EVENT_CONNECT and EVENT_CHECK have
- * only observed, cookie, kind and protocol, EVENT_DEVICE also device; the rest is 0. Addresses are in network
- * byte order, all else in the host's.
+ * only observed, cookie, kind and protocol, EVENT_DEVICE also device; EVENT_RENAME has only
+ * observed, kind, protocol (TCP, so that it does not wait), pid and comm; the rest is 0.
+ * Addresses are in network byte order, all else in the host's.
  */
 struct event {
 	__u64 observed; /* CLOCK_MONOTONIC, ns */

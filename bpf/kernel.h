@@ -183,6 +183,8 @@ struct pid {
 	struct upid numbers[1];
 };
 struct task_struct {
+	int pid;
+	int tgid;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
 	struct css_set *cgroups;

@@ -311,6 +311,46 @@ int BPF_PROG(bind_device, struct sock *sk, int index, int ret)
 	return 0;
 }
 
+/* Owners ------------------------------------------------------------------- */
+
+/* Processes that have sockets, by their number in the agent's pid namespace. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u8);
+} owners SEC(".maps");
+
+/*
+ * A task is about to get a name: by prctl(2), by a write to /proc, which may be another
+ * thread's, or by execve(2), also the name that it has. That has closed by now what it closes
+ * (begin_new_exec of Linux 5.10). A process has the name of its first thread.
+ */
+SEC("tp_btf/task_rename")
+int BPF_PROG(process_renamed, struct task_struct *task, const char *comm)
+{
+	volatile struct control *c = control();
+	struct event *e;
+	__u32 pid;
+
+	if (!c || task->pid != task->tgid)
+		return 0;
+	pid = task_pid(task);
+	if (!bpf_map_lookup_elem(&owners, &pid))
+		return 0;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		lose(c);
+		return 0;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	begin(e, IPPROTO_TCP, EVENT_RENAME, 0);
+	e->pid = pid;
+	bpf_probe_read_kernel_str(e->comm, sizeof(e->comm), comm);
+	submit(e, c);
+	return 0;
+}
+
 /* UDP: dump --------------------------------------------------------------- */
 
 /*

@@ -108,20 +108,18 @@ static __always_inline __u32 sock_inode(struct sock *sk)
 }
 
 /*
- * The task's thread group id in the agent's pid namespace. The helper
- * bpf_get_ns_current_pid_tgid knows only tasks directly in the namespace, not those
+ * The thread group id of a task in the agent's pid namespace, 0 if it has none there. The
+ * helper bpf_get_ns_current_pid_tgid knows only tasks directly in the namespace, not those
  * of containers below it.
  */
-static __noinline __u32 task_pid(void)
+static __noinline __u32 task_pid(struct task_struct *task)
 {
-	struct task_struct *task;
 	struct pid *pid;
 	void *numbers;
 	__u32 level;
 
 	if (!pid_namespace)
-		return bpf_get_current_pid_tgid() >> 32;
-	task = (void *)bpf_get_current_task();
+		return BPF_CORE_READ(task, tgid);
 	pid = BPF_CORE_READ(task, group_leader, thread_pid);
 	level = BPF_CORE_READ(pid, level);
 	numbers = (void *)pid + bpf_core_field_offset(struct pid, numbers);
@@ -202,14 +200,14 @@ __noinline __u64 process_group(void)
 
 static __always_inline void describe(struct event *e, struct sock *sk, bool trusted)
 {
-	struct task_struct *task;
+	struct task_struct *task = (void *)bpf_get_current_task();
 
 	e->cgroup = 0;
 	if (bpf_core_field_exists(sk->sk_cgrp_data.cgroup))
 		e->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
 	e->group = cgroup_v1 ? process_group() : 0;
 	e->netns = network_namespace;
-	e->pid = task_pid();
+	e->pid = task_pid(task);
 	e->uid = sock_read(trusted, sk, sk_uid.val);
 	e->inode = sock_inode(sk);
 	e->device = sock_read(trusted, sk, __sk_common.skc_bound_dev_if);
@@ -224,7 +222,6 @@ static __always_inline void describe(struct event *e, struct sock *sk, bool trus
 	} else {
 		*(__be32 *)e->address = sock_read(trusted, sk, __sk_common.skc_rcv_saddr);
 	}
-	task = (void *)bpf_get_current_task();
 	task = BPF_CORE_READ(task, group_leader);
 	bpf_core_read(e->comm, sizeof(e->comm), &task->comm);
 }

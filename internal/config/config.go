@@ -110,7 +110,7 @@ type Host struct {
 
 // Limits bounds the resources that one guest may use on the host.
 type Limits struct {
-	Listeners int           `key:"listeners" flag:"max-listeners" kind:"n" min:"1" max:"65536" help:"maximum of open ports"`
+	Listeners int           `key:"listeners" flag:"max-listeners" kind:"n" min:"1" max:"65536" help:"maximum of open ports of a guest; of more, each owner has the same share for each protocol"`
 	Flows     int           `key:"flows" flag:"max-flows" kind:"n" min:"1" max:"1048576" help:"maximum of concurrent TCP connections"`
 	UDPFlows  int           `key:"udpFlows" flag:"max-udp-flows" kind:"n" min:"1" max:"1048576" help:"maximum of concurrent UDP clients"`
 	UDPIdle   time.Duration `key:"udpIdle" flag:"udp-idle" kind:"duration" min:"1s" max:"1h" help:"how long an idle UDP client is remembered"`

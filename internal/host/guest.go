@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -64,9 +63,12 @@ type lockedGuest struct {
 	away   bool                    // it was connected, and is not any more
 	others map[port.Key]*port.Fact // unpublished ports
 
-	// Claims within the limit and beyond.
-	admitted int
-	waiting  []*claim // in order; those that are gone are skipped
+	// Claims and the limit; see admit.
+	wanted   int       // claims that there are
+	arrived  []*claim  // since the last admission; some may be gone
+	unshared bool      // claims, or their owners, changed since
+	short    bool      // there were more claims than the limit
+	rested   time.Time // when so many are ranked again
 
 	graceEnd time.Time // when pubs and others are withdrawn, zero while they are not
 	kept     int       // publications that are kept
@@ -363,6 +365,7 @@ func (g *lockedGuest) put(p port.Fact) {
 	}
 	if old := pub.fact; !old.Equal(p) {
 		g.h.changed[pub] = struct{}{}
+		g.unshared = true
 		g.text += p.TextBytes() - old.TextBytes()
 		fact := p // not a part of the step, which is not kept
 		pub.fact = &fact
@@ -395,6 +398,7 @@ func (g *lockedGuest) decideRow(pub *publication) {
 		if pub.onConflict != d.OnConflict {
 			pub.onConflict = d.OnConflict
 			g.h.changed[pub] = struct{}{} // a conflict that it has may be moved now
+			g.h.touch(pub)                // or says that it does not move
 		}
 		pub.remember(d.Host)
 	}
@@ -416,7 +420,9 @@ func (g *lockedGuest) change(pub *publication, d diff) {
 		c := p.stays
 		if c == nil {
 			c = newClaim(pub, p.addr)
-			g.waiting = append(g.waiting, c)
+			g.arrived = append(g.arrived, c)
+			g.wanted++
+			g.unshared = true
 			g.h.changed[pub] = struct{}{}
 		}
 		pub.claims = append(pub.claims, c)
@@ -436,12 +442,23 @@ func (g *lockedGuest) change(pub *publication, d diff) {
 
 // release ends a claim.
 func (g *lockedGuest) release(c *claim) {
-	if c.gone.Swap(true) || !c.admitted {
+	if c.gone.Swap(true) {
 		return
 	}
-	g.admitted--
+	g.wanted--
+	g.unshared = true
+	g.expel(c)
+}
+
+// expel takes from a claim what it has.
+func (g *lockedGuest) expel(c *claim) {
+	if !c.admitted {
+		return
+	}
+	c.admitted = false
 	if c.slot != nil {
 		c.slot.close()
+		c.slot = nil
 		return
 	}
 	in := g.h.groups[c.group()]
@@ -494,28 +511,6 @@ func (g *lockedGuest) reconsider() {
 		p := g.pubs[k]
 		return p != nil && !p.exposed.IsZero()
 	})
-}
-
-// admit admits waiting claims, in order, up to the limit.
-func (g *lockedGuest) admit() {
-	limit := g.h.opt.MaxListeners
-	for len(g.waiting) > 0 && (g.waiting[0].gone.Load() || g.admitted < limit) {
-		c := g.waiting[0]
-		g.waiting = g.waiting[1:]
-		if !c.gone.Load() {
-			g.admitted++
-			g.h.join(c)
-		}
-	}
-	g.waiting = slices.DeleteFunc(g.waiting, func(c *claim) bool { return c.gone.Load() })
-	if len(g.waiting) == 0 {
-		g.waiting = nil
-		return
-	}
-	reason := port.Because(port.TooManyListeners, strconv.Itoa(limit))
-	for _, c := range g.waiting {
-		c.set(port.Failed, c.addr, reason)
-	}
 }
 
 // forGuest is what a guest is told: not which port of another guest has an address.

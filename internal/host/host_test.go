@@ -326,7 +326,7 @@ func TestHostRuleDeniesNATToDeniedOwner(t *testing.T) {
 	p.Others = []port.OtherOwner{{Owner: port.Owner{Kind: port.OwnerContainer, ID: "b", Name: "secret0"}}}
 	a.say(snapshot(2, p))
 	o := a.wants(k, port.Denied)
-	if !strings.Contains(o.Reason.String(), "a NAT rule leads to container secret0") {
+	if !strings.Contains(o.Reason.String(), "container secret0 serves it, too") {
 		t.Errorf("reason %q", o.Reason)
 	}
 }

@@ -78,7 +78,7 @@ func (g *lockedGuest) removeKept(why string) {
 
 // limitKept withdraws what is kept if it takes the room of what the guest publishes.
 func (g *lockedGuest) limitKept() {
-	if g.overLimit() || g.admitted+len(g.waiting) > g.h.opt.MaxListeners {
+	if g.overLimit() || g.wanted > g.h.opt.MaxListeners {
 		g.removeKept("limit of this guest reached")
 	}
 }

@@ -114,7 +114,11 @@ func (h *Host) next() time.Time {
 	defer l.unlock()
 	at := l.retries.Next()
 	for _, g := range l.guests {
-		for _, end := range [...]time.Time{g.graceEnd, g.keptEnd} {
+		ends := [...]time.Time{g.graceEnd, g.keptEnd, {}}
+		if g.unshared && g.short {
+			ends[2] = g.rested
+		}
+		for _, end := range ends {
 			if !end.IsZero() && (at.IsZero() || end.Before(at)) {
 				at = end
 			}
@@ -136,6 +140,7 @@ func (h *locked) due(now time.Time) {
 		if !g.keptEnd.IsZero() && !g.keptEnd.After(now) {
 			g.removeKept("its time is over")
 		}
+		g.admit()
 	}
 	// What is due soon is done now: one wake-up for many.
 	for _, s := range h.retries.TakeAll(now.Add(retrySlack)) {

@@ -97,6 +97,14 @@ func (p *publication) note(at netip.AddrPort) port.Reason {
 	return port.Join(note, port.Because(port.OpenUntil, p.exposed.UTC().Format("2006-01-02 15:04:05 UTC")))
 }
 
+// remains is why a claim is in conflict, with why it does not move if its rule lets it.
+func (p *publication) remains(why port.Reason) port.Reason {
+	if !p.onConflict.Moves() || p.tries <= maxTries {
+		return why
+	}
+	return port.Join(why, port.Because(port.NoneFree, p.onConflict.String(), strconv.Itoa(maxTries)))
+}
+
 // describe sets the reasons of the active claims again.
 func (p *publication) describe() {
 	p.guest.h.changed[p] = struct{}{}
@@ -176,6 +184,7 @@ func (h *locked) moveOn(p *publication, chosen map[port.Slot][]ID) {
 	}
 	for _, row := range rows {
 		row.guest.decideRow(row)
+		h.touch(row) // it may say that it gave up
 	}
 }
 

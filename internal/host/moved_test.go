@@ -137,19 +137,41 @@ func TestSecondGuestIsMoved(t *testing.T) {
 	}
 }
 
-// Where no other port is free, the wanted one is waited for.
+// Where no other port is free, the wanted one is waited for, and the reason says so while the
+// rule lets the port move: whoever has it, and whichever rule comes next.
 func TestNoOtherPort(t *testing.T) {
-	ln, err := net.Listen("tcp4", "127.0.0.1:65535")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ln.Close() })
-	k := key(port.TCP, any4, 65535)
-	a := newAgent(t, "vm")
-	a.begins(snapshot(1, pub(k)))
-	start(t, Options{Policy: onConflict(t, port.OnConflictNext)}, a)
-	if o := a.wants(k, port.Conflict); o.HostAddress.Port() != 65535 {
-		t.Errorf("%+v", o)
+	for _, n := range []uint16{20000, 65535} {
+		for _, held := range []string{"by another program", "by another port"} {
+			t.Run(fmt.Sprintf("%d is held %s", n, held), func(t *testing.T) {
+				network := newMemory()
+				for i := range maxTries + 1 {
+					network.take(at(lo4, uint16(min(int(n)+i, 65535))).String(), true)
+				}
+				lost := port.Fact{Key: key(port.TCP, lan, n), Decision: port.Decision{Allow: true, Host: []netip.AddrPort{at(lo4, n)}}}
+				pubs := []port.Fact{lost}
+				if held == "by another port" {
+					network.take(at(lo4, n).String(), false)
+					pubs = append(pubs, pub(key(port.TCP, any4, n)))
+				}
+				h := idle(t, Options{Network: network, Policy: onConflict(t, port.OnConflictNext), Holders: nobody{}}, "vm")
+				if err := h.guests[0].applyWanted(t.Context(), whole(1, pubs...)); err != nil {
+					t.Fatal(err)
+				}
+				why := func(c port.OnConflict, want string) {
+					t.Helper()
+					h.SetPolicy(onConflict(t, c))
+					o := h.guests[0].state.pubs[lost.Key].outcomes()
+					if len(o) != 1 || o[0].State != port.Conflict || o[0].HostAddress.Port() != n || strings.Contains(o[0].Reason.String(), "; onConflict:") != (want != "") ||
+						!strings.HasSuffix(o[0].Reason.String(), want) {
+						t.Errorf("onConflict %s: %+v", c, o)
+					}
+				}
+				const gaveUp = "; onConflict: next found none of up to 64 other ports free; any tries 20000 to 32767"
+				why(port.OnConflictNext, gaveUp)
+				why(port.OnConflictWait, "")
+				why(port.OnConflictNext, gaveUp)
+			})
+		}
 	}
 }
 

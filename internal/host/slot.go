@@ -150,8 +150,11 @@ func (c *claim) holds(at netip.AddrPort, from *guest) port.Reason {
 }
 
 func (c *claim) set(state port.State, addr netip.AddrPort, reason port.Reason) {
-	if state == port.Active {
+	switch state {
+	case port.Active:
 		reason = c.pub.note(addr)
+	case port.Conflict:
+		reason = c.pub.remains(reason)
 	}
 	o := port.Outcome{State: state, HostAddress: addr, Reason: reason}
 	if c.gone.Load() || c.outcome.Equal(o) {

@@ -118,12 +118,14 @@ func (o Owner) MayShareCluster(p Owner) bool {
 	return o.Cluster == p.Cluster || o.Cluster == "" || p.Cluster == ""
 }
 
-// OtherOwner is an owner that a publication may lead to besides its own.
+// OtherOwner is an owner that a publication may lead to besides its own. Of processes there is
+// one for each name, without a pid.
 type OtherOwner struct {
 	Owner
 
 	// Rival marks an owner for whom an engine claims the same port: it is not certain
-	// which one serves it. Otherwise a NAT rule leads to it. Rivals stay in the guest.
+	// which one serves it. Otherwise a NAT rule leads to it, or it has a socket at the same
+	// address and port. Rivals stay in the guest.
 	Rival bool `json:"-"`
 }
 
@@ -328,7 +330,7 @@ type Publication struct {
 	SinceAtLeast  bool
 	ProxyProtocol ProxyProtocol    // see Ruling
 	Warned        *[]string        // see Warnings; shared and immutable
-	Origins       []OriginInfo     // sorted by source and id, at least one
+	Origins       []OriginInfo     // in an order that does not depend on when they were seen; at least one
 	Dial          []netip.AddrPort // candidates in order, without repetition
 	Since         time.Time        // when its first origin was seen
 	Observed      int64            // see Binding; of the latest event that changed this publication

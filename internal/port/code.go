@@ -19,6 +19,8 @@ const (
 	AddressNowhere   // no interface has the address of a socket
 	InterfaceLacks   // the interface of a socket does not have its address
 	InterfaceBare    // the interface of a socket has no address
+	InterfaceDown    // the interface of a socket is down
+	AddressStands    // the address of a socket stands for containers that publish on request
 	AddressElsewhere // an engine declares a port at an address of another machine
 	NoAddress        // this machine has no address of the family
 	LeavesOutReached // a NAT rule leaves out what other machines reach
@@ -39,18 +41,18 @@ const (
 	Hidden           // another server has all addresses that the guest could dial
 
 	// Why rules decide against a publication, or do not decide yet.
-	WellKnownUDP    // a UDP port of the guest's own network
-	EnginesOwn      // a port by which an engine talks to itself
-	DeniedByRule    // a rule, or a label, denies it
-	DeniedTarget    // a rule denies an owner to whom a NAT rule leads
-	DeniedTargetCut // the same, perhaps: the guest left out by what the rule tells owners apart
-	DeniedCut       // a rule may deny it: the guest left out by what it tells owners apart
-	DeniedHostPort  // a rule denies the host port that a label asks for
-	NoHostPort      // the host port that a rule gives is none
-	NoHostAddress   // a rule of the host names no address
-	NothingAsked    // the guest asks for no host address
-	OwnerAwaited    // it depends on an owner who is not known yet
-	OwnerContested  // it depends on who of several owners serves it
+	WellKnownUDP   // a UDP port of the guest's own network
+	EnginesOwn     // a port by which an engine talks to itself
+	DeniedByRule   // a rule, or a label, denies it
+	DeniedOther    // a rule denies another owner who serves it
+	DeniedOtherCut // the same, perhaps: the guest left out by what the rule tells owners apart
+	DeniedCut      // a rule may deny it: the guest left out by what it tells owners apart
+	DeniedHostPort // a rule denies the host port that a label asks for
+	NoHostPort     // the host port that a rule gives is none
+	NoHostAddress  // a rule of the host names no address
+	NothingAsked   // the guest asks for no host address
+	OwnerAwaited   // it depends on an owner who is not known yet
+	OwnerContested // it depends on who of several owners serves it
 
 	// Why a port that is asked for by name is not there.
 	NoDirectory      // no source knows names
@@ -75,9 +77,11 @@ const (
 	InUseByRelay    // WSL's own relay
 	InUseSocket     // another socket of the guest
 	HeldByOwnSocket // a socket of the publication, in one family alone
+	HeldForItself   // a socket that only keeps others from the port of the publication
 	PeerForwards    // the peer, for another program
 	PeerInUse       // another program, where a peer would listen
 	PeerPortTaken   // another publication, at a peer with one listener for each port
+	NoneFree        // and no other port was found for it
 
 	// Why a port cannot be opened.
 	SystemFailed     // an error
@@ -180,6 +184,8 @@ var codeTable = [codes]codeInfo{
 	AddressNowhere:   {name: "address-nowhere", text: "bound to an address that no interface has", kind: Withholds, reach: Nobody, advice: adviseListen},
 	InterfaceLacks:   {name: "interface-lacks-address", text: "bound to interface {0}, which does not have the address", kind: Withholds, reach: Some, verdict: VerdictInterface, advice: adviseInterface},
 	InterfaceBare:    {name: "interface-without-address", text: "bound to interface {0}, which has no address", kind: Withholds, reach: Some, verdict: VerdictInterface, advice: adviseInterface},
+	InterfaceDown:    {name: "interface-down", text: "bound to interface {0}, which is down", kind: Withholds, reach: Nobody, verdict: VerdictInterface, advice: "bring the interface up, or start the server without binding it to an interface; a rule does not help"},
+	AddressStands:    {name: "address-stands", text: "at an address that stands for containers which publish on request: no server of the guest is dialled there", kind: Withholds, reach: Nobody, advice: "have the server listen on another address of the loopback; a rule does not help"},
 	AddressElsewhere: {name: "address-elsewhere", text: "this machine does not have the address", kind: Withholds, reach: Nobody},
 	NoAddress:        {name: "no-address", text: "this machine has no address of this family that other machines reach", kind: Withholds, reach: Nobody},
 	LeavesOutReached: {name: "leaves-out-reached", text: "leaves out every address that other machines reach", kind: Withholds, reach: Nobody},
@@ -199,17 +205,17 @@ var codeTable = [codes]codeInfo{
 	Reserved:         {name: "reserved", text: "only reserves the port for a container or Service: nobody serves there", kind: Withholds, reach: Some},
 	Hidden:           {name: "hidden", text: "hidden by {0}, which serves where the guest could reach it", kind: Withholds, reach: Some},
 
-	WellKnownUDP:    {name: "well-known-udp", text: "a service of the guest's own network; an allow rule that names the port publishes it", kind: Denies, verdict: VerdictWellKnown, advice: "{allow}"},
-	EnginesOwn:      {name: "engines-own", text: "a port of an engine itself; an allow rule that names the port publishes it", kind: Denies, verdict: VerdictWellKnown, advice: "{allow}"},
-	DeniedByRule:    {name: "denied", text: "denied by {rule}", kind: Denies},
-	DeniedTarget:    {name: "target-denied", text: "denied by {rule}: a NAT rule leads to {0}", kind: Denies},
-	DeniedTargetCut: {name: "target-cut", text: "denied by {rule}: a NAT rule leads to {0}, and {1} were left out by the guest, because they are too many or too long", kind: Denies},
-	DeniedCut:       {name: "owner-cut", text: "denied by {rule}, which may match: {0} were left out by the guest, because they are too many or too long", kind: Denies},
-	DeniedHostPort:  {name: "host-port-denied", text: "denied by {rule}, which is about the host port {0} that a label asks for", kind: Denies},
-	NoHostPort:      {name: "no-host-port", text: "{rule}: host port {0} is not within 1 to 65535", kind: Denies},
-	NoHostAddress:   {name: "no-host-address", text: "{rule} names no host address", kind: Denies},
-	NothingAsked:    {name: "nothing-asked", text: "the guest asks for no host address", kind: Denies, verdict: VerdictHostDenied},
-	UDPDisabled:     {name: "udp-disabled", text: "UDP is not enabled (listener.udp); WSL's relay carries none", kind: Denies, advice: "set listener.udp (--listener-udp) of the agent, for peers other than WSL's relay"},
+	WellKnownUDP:   {name: "well-known-udp", text: "a service of the guest's own network; an allow rule that names the port publishes it", kind: Denies, verdict: VerdictWellKnown, advice: "{allow}"},
+	EnginesOwn:     {name: "engines-own", text: "a port of an engine itself; an allow rule that names the port publishes it", kind: Denies, verdict: VerdictWellKnown, advice: "{allow}"},
+	DeniedByRule:   {name: "denied", text: "denied by {rule}", kind: Denies},
+	DeniedOther:    {name: "other-denied", text: "denied by {rule}: {0} serves it, too", kind: Denies},
+	DeniedOtherCut: {name: "other-cut", text: "denied by {rule}: {0} serves it, too, and {1} were left out by the guest, because they are too many or too long", kind: Denies},
+	DeniedCut:      {name: "owner-cut", text: "denied by {rule}, which may match: {0} were left out by the guest, because they are too many or too long", kind: Denies},
+	DeniedHostPort: {name: "host-port-denied", text: "denied by {rule}, which is about the host port {0} that a label asks for", kind: Denies},
+	NoHostPort:     {name: "no-host-port", text: "{rule}: host port {0} is not within 1 to 65535", kind: Denies},
+	NoHostAddress:  {name: "no-host-address", text: "{rule} names no host address", kind: Denies},
+	NothingAsked:   {name: "nothing-asked", text: "the guest asks for no host address", kind: Denies, verdict: VerdictHostDenied},
+	UDPDisabled:    {name: "udp-disabled", text: "UDP is not enabled (listener.udp); WSL's relay carries none", kind: Denies, advice: "set listener.udp (--listener-udp) of the agent, for peers other than WSL's relay"},
 
 	OwnerAwaited:     {name: "owner-awaited", text: "owner not known yet", kind: Waits, advice: "ask again in a moment; a port stays so while an engine is starting or stale (`fairlead ls` shows the sources)"},
 	OwnerContested:   {name: "owner-contested", text: "owner not certain: claimed for {0}", kind: Waits, advice: "stop one of them, or change {rule}"},
@@ -234,8 +240,10 @@ var codeTable = [codes]codeInfo{
 	InUseByRelay:    {name: "in-use-by-relay", text: "{0} is in use by {1} (pid {2})", kind: Conflicts},
 	InUseSocket:     {name: "in-use-by-socket", text: "{0} is in use by another socket", kind: Conflicts},
 	HeldByOwnSocket: {name: "held-by-own-socket", text: "its own socket at [::]:{0} holds IPv4 too, which WSL's relay shows at ::1 only", kind: Conflicts},
+	HeldForItself:   {name: "held-for-itself", text: "{0} is held by {1}, while a NAT rule serves the port", kind: Conflicts, advice: "{relocate}, or take the host peer (`--sink hostlink`); Podman 6.1 shows the port to WSL with `force_port_listen = true` in containers.conf"},
 	PeerForwards:    {name: "peer-forwards", text: "the peer forwards it to {0} already", kind: Conflicts},
 	PeerInUse:       {name: "peer-in-use", text: "another program of the host holds {0}", kind: Conflicts},
+	NoneFree:        {name: "none-free", text: "onConflict: {0} found none of up to {1} other ports free; any tries 20000 to 32767", kind: Conflicts},
 	PeerPortTaken:   {name: "peer-port-taken", text: "wsl-proxy has one listener for each port, and {0} has it", kind: Conflicts},
 
 	SystemFailed:     {name: "system", text: "{0}", kind: Fails},
@@ -243,7 +251,7 @@ var codeTable = [codes]codeInfo{
 	NotPermitted:     {name: "not-permitted", text: "listen on {0}: {1}", kind: Fails},
 	NeedsPrivilege:   {name: "needs-privilege", text: "listen on {0}: permission denied: grant CAP_NET_BIND_SERVICE, or run {1}", kind: Fails},
 	NotOfHost:        {name: "not-of-host", text: "{0} is not an address of this host", kind: Fails},
-	TooManyListeners: {name: "too-many-listeners", text: "limit of {0} listeners for this guest reached", kind: Fails},
+	TooManyListeners: {name: "too-many-listeners", text: "limit of {0} listeners for this guest reached (--max-listeners), which its owners share", kind: Fails, advice: "raise limits.listeners (--max-listeners) of `fairlead host`, or deny ports that nobody needs"},
 	Unsendable:       {name: "unsendable", text: "cannot be sent to the host: {0}", kind: Fails},
 	NotRelayed:       {name: "not-relayed", text: "only 127.0.0.1, 0.0.0.0, ::1 and :: can be opened in the guest", kind: Fails},
 	PeerPicksNone:    {name: "peer-picks-none", text: "the peer cannot choose a free port: a rule must name one", kind: Fails},

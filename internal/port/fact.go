@@ -89,6 +89,18 @@ func (f *Fact) SetNamed(alias string, demands []string) {
 // Demanded reports whether the port is there because of d.
 func (f *Fact) Demanded(d Demand) bool { return slices.Contains(f.Demands(), d.String()) }
 
+// Beside returns who serves the port beside its owner, for people: not the containers behind a
+// Service, and no labels.
+func (f *Fact) Beside() (list []OtherOwner) {
+	for _, o := range f.Others {
+		if f.Owner.Kind != OwnerService || o.Kind != OwnerContainer {
+			o.Labels, o.LabelsOmitted, o.LabelsLeftOut = nil, false, nil
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
 // Equal reports whether both are the same.
 func (f Fact) Equal(g Fact) bool {
 	return f.Key == g.Key && f.OwnerPending == g.OwnerPending && f.Owner.Equal(g.Owner) && slices.EqualFunc(f.Others, g.Others, OtherOwner.equal) &&
@@ -122,7 +134,7 @@ func (f Fact) Fit() Fact {
 	return fit
 }
 
-// addOthers adds the owners to whom NAT rules lead, as far as they fit. Where engines
+// addOthers adds the other owners who serve the port, as far as they fit. Where engines
 // name several owners, or not all fit, the owner counts as pending: rules that name one
 // wait.
 func (f *Fact) addOthers(others []OtherOwner) {

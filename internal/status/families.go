@@ -66,6 +66,9 @@ func (l *line) join(p Publication) {
 	l.SinceAtLeast = l.SinceAtLeast || p.SinceAtLeast
 	l.HostAddresses = slices.Concat(l.HostAddresses, p.HostAddresses)
 	l.Origins = slices.Concat(l.Origins, p.Origins)
+	if len(p.Others) > len(l.Others) {
+		l.Others = p.Others
+	}
 	if p.ExposedUntil.After(l.ExposedUntil) {
 		l.ExposedUntil = p.ExposedUntil
 	}

@@ -82,6 +82,9 @@ func (t term) match(p Publication) bool {
 		sources = append(sources, o.Source)
 	}
 	owner := []string{p.Owner.Kind.String(), p.Owner.Name, p.Owner.ID, p.Owner.Namespace, p.Owner.Cluster}
+	for _, o := range p.Others {
+		owner = append(owner, o.Name, o.Namespace)
+	}
 	addresses := []string{p.guestAddress()}
 	for _, a := range p.HostAddresses {
 		addresses = append(addresses, a.String())

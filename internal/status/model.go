@@ -245,7 +245,7 @@ func Describe(p port.Publication, outcomes []port.SinkOutcome) Publication {
 		Fact: p.Fact, HostAddresses: []netip.AddrPort{}, Outcomes: []Outcome{}, Since: p.Since.UTC(), SinceAtLeast: p.SinceAtLeast,
 		Rule: p.Decision.Rule.String(), Warnings: p.Warnings(),
 	}
-	row.Others, row.Target = nil, 0 // for a host's rules; they may be long
+	row.Others, row.Target = p.Beside(), 0 // the rest is for a host's rules, and may be long
 	for _, o := range p.Origins {
 		row.Origins = append(row.Origins, Origin{Source: o.Source, Detail: o.Detail.String(), Since: o.Since.UTC()})
 	}

@@ -52,7 +52,7 @@ func WriteTable(w io.Writer, l List, style Style) error {
 	}
 	for _, p := range lines {
 		row := []string{
-			p.Key.Slot().String(), Quote(p.address()), p.shownState(), hostColumn(p.Publication, style.Wide), ownerColumn(p.Owner, style.Wide),
+			p.Key.Slot().String(), Quote(p.address()), p.shownState(), hostColumn(p.Publication, style.Wide), ownersColumn(p.Publication, style.Wide),
 			p.age(style.Now),
 		}
 		if showGuests {
@@ -234,6 +234,21 @@ func hostColumn(p Publication, wide bool) string {
 	return first
 }
 
+// ownersColumn names all who serve a port, or one and how many others.
+func ownersColumn(p Publication, wide bool) string {
+	all := []string{}
+	for _, o := range p.Others {
+		all = append(all, ownerColumn(o.Owner, wide))
+	}
+	if own := ownerColumn(p.Owner, wide); own != "-" || len(all) == 0 {
+		all = slices.Insert(all, 0, own)
+	}
+	if wide || len(all) == 1 {
+		return strings.Join(all, ", ")
+	}
+	return fmt.Sprintf("%s +%d", all[0], len(all)-1)
+}
+
 func ownerColumn(o port.Owner, wide bool) string {
 	if wide && o.Cluster != "" {
 		return ownerColumn(o, false) + " in " + Quote(o.Cluster)
@@ -334,7 +349,7 @@ func WriteEvent(w io.Writer, e Event, paint Painter) error {
 	if p.URL != "" && e.Type != Gone {
 		line += "  as " + Quote(p.URL)
 	}
-	if o := ownerColumn(p.Owner, true); o != "-" {
+	if o := ownersColumn(p, true); o != "-" {
 		line += "  by " + o
 	}
 	if p.Reason != "" && e.Type != Gone {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -88,6 +89,25 @@ func TestOwnerColumn(t *testing.T) {
 	} {
 		if got := ownerColumn(o, false); got != want {
 			t.Errorf("ownerColumn(%+v) = %q, want %q", o, got, want)
+		}
+	}
+	pod, nginx := port.OtherOwner{Owner: port.Owner{Kind: port.OwnerContainer, Name: "web-0", Labels: map[string]string{"a": "b"}}}, port.OtherOwner{Owner: port.Owner{Kind: port.OwnerProcess, Name: "nginx"}}
+	for _, c := range []struct {
+		own         port.OwnerKind
+		others      []port.OtherOwner
+		short, wide string
+	}{
+		{port.OwnerProcess, []port.OtherOwner{nginx, {}}, "x +2", "x, nginx, -"},
+		{port.OwnerUnknown, []port.OtherOwner{pod, nginx}, "web-0 +1", "web-0, nginx"},
+		{port.OwnerUnknown, []port.OtherOwner{pod}, "web-0", "web-0"},
+		{port.OwnerService, []port.OtherOwner{pod}, "x", "x"}, // its pods are not named
+	} {
+		row := Describe(port.Publication{Fact: port.Fact{Owner: port.Owner{Kind: c.own, Name: "x"}, Others: c.others}}, nil)
+		if short, wide := ownersColumn(row, false), ownersColumn(row, true); short != c.short || wide != c.wide {
+			t.Errorf("%v and %+v: %q, and wide %q; want %q and %q", c.own, c.others, short, wide, c.short, c.wide)
+		}
+		if f, err := ParseFilter([]string{"owner=nginx"}); err != nil || f.Match(row) != slices.ContainsFunc(row.Others, func(o port.OtherOwner) bool { return o.Name == "nginx" || o.Labels != nil }) {
+			t.Errorf("owner=nginx: %v of %+v, %v", f.Match(row), row.Others, err)
 		}
 	}
 	service := port.Owner{Kind: port.OwnerService, Name: "web", ID: "default/web", Cluster: "k3s"}

@@ -48,6 +48,13 @@ func run(m *testing.M) int {
 		echo.Serve(l)
 		return 0
 	}
+	if ports := os.Getenv(shareVariable); ports != "" {
+		if err := share(ports); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
 	if addr := os.Getenv(serverVariable); addr != "" {
 		return serve(addr)
 	}

@@ -152,6 +152,9 @@ type answer struct {
 }
 
 func sameContainer(a, b port.Owner) bool {
+	if a.Kind == port.OwnerProcess && b.Kind == port.OwnerProcess {
+		return a.Name == b.Name // rules see no more of them
+	}
 	return a.Kind == b.Kind && (a.ID == b.ID || a.Name == b.Name && a.Namespace == b.Namespace)
 }
 
@@ -219,9 +222,23 @@ func (r *reference) targetOwners(e *entry) (out []port.Owner) {
 		}
 		if t.Addr().IsLoopback() {
 			if ms := r.serving(e.Protocol, t); len(ms) > 0 {
-				o, _ := r.ownerOf(ms)
+				o, known := r.ownerOf(ms)
 				out = addOwner(out, o)
+				for _, o := range r.sharing(ms, known) {
+					out = addOwner(out, o)
+				}
 			}
+		}
+	}
+	return out
+}
+
+// sharing returns the owners of the sockets of a key that take connections. A relay, and a process
+// that is not known, serve an owner who is known better than by a process.
+func (r *reference) sharing(ms []*entry, known level) (out []port.Owner) {
+	for _, e := range r.free(ms) {
+		if o, l, _ := r.owner(e); e.Origin.Source == "socket" && (known <= process || l > process || o.Kind == port.OwnerProcess && !relay(e)) {
+			out = append(out, o)
 		}
 	}
 	return out
@@ -297,7 +314,7 @@ func (r *reference) slot(p port.Protocol, n uint16) (out []*entry) {
 	}
 	slices.SortFunc(out, func(a, b *entry) int {
 		return cmp.Or(a.Address.Compare(b.Address), withheld(a)-withheld(b), a.order-b.order,
-			a.Since.Compare(b.Since), strings.Compare(a.Origin.ID, b.Origin.ID))
+			len(a.Origin.ID)-len(b.Origin.ID), strings.Compare(a.Origin.ID, b.Origin.ID))
 	})
 	return out
 }
@@ -495,8 +512,12 @@ func (r *reference) publish(ms, slot []*entry) *published {
 			p.leads = addOwner(p.leads, o)
 		}
 	}
+	for _, o := range r.sharing(ms, p.known) {
+		p.leads = addOwner(p.leads, o)
+	}
 	for _, e := range owning {
-		if o, l, stale := r.owner(e); l == p.known && l >= service && (!anyLive || !stale) {
+		claimed := slices.ContainsFunc(owning, (*entry).declared)
+		if o, l, stale := r.owner(e); claimed && l == p.known && l >= service && (!anyLive || !stale) {
 			p.rivals = addOwner(p.rivals, o)
 		}
 	}
@@ -795,6 +816,12 @@ func (r *reference) lostRecently(p *published) bool {
 	})
 }
 
+// sameTerms reports whether a rule that does not name one owner denies the port for another. Only
+// the containers of a Service, and the Services of a container, have the owner's decision.
+func sameTerms(own, other port.Owner) bool {
+	return other.Kind == port.OwnerProcess || own.Kind < port.OwnerService || own.Kind == other.Kind
+}
+
 // verdict is what may become of a publication.
 type verdict struct {
 	allow bool
@@ -818,10 +845,10 @@ func (r *reference) decide(p *published) verdict {
 		}
 	}
 	for _, o := range p.leads {
-		if sameContainer(o, p.owner) || o.Kind == port.OwnerUnknown {
+		if sameContainer(o, p.owner) || o.Kind == port.OwnerUnknown && p.owner.Kind != port.OwnerProcess {
 			continue
 		}
-		if by := r.rules.denies(r, p, o); by != nil && (by.namesOne() || p.owner.Kind < port.OwnerService || p.owner.Kind == o.Kind) {
+		if by := r.rules.denies(r, p, o); by != nil && (by.namesOne() || sameTerms(p.owner, o)) {
 			return verdict{}
 		}
 	}

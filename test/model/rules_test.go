@@ -258,7 +258,7 @@ func (s ruleset) host(p port.Publication) []netip.AddrPort {
 		if o.Rival {
 			continue
 		}
-		if d, by := decide(o.Owner, false); !d.allow && by != nil && (by.namesOne() || p.Owner.Kind < port.OwnerService || p.Owner.Kind == o.Kind) {
+		if d, by := decide(o.Owner, false); !d.allow && by != nil && (by.namesOne() || sameTerms(p.Owner, o.Owner)) {
 			return nil
 		}
 	}

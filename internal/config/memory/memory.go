@@ -99,14 +99,16 @@ func Keep(ctx context.Context, ready <-chan struct{}, percent int) {
 	}
 	pause := schedule.Backoff{Min: pauseMin, Max: pauseMax}
 	for first := true; schedule.Sleep(ctx, settleAfter) == nil; first = false {
+		next := collection() // one after this look is not missed
 		if first || free() >= worthwhile {
 			debug.FreeOSMemory()
 			if schedule.Sleep(ctx, pause.Next()) != nil {
 				return
 			}
+			continue
 		}
 		began := time.Now()
-		if schedule.Wait(ctx, time.Time{}, collection()) != nil {
+		if schedule.Wait(ctx, time.Time{}, next) != nil {
 			return
 		}
 		if time.Since(began) > quiet {

@@ -53,7 +53,9 @@ func declared(p *port.Publication) bool {
 
 func wellKnownUDP(n uint16) bool {
 	switch n {
-	case 53, 67, 68, 123, 323, 5353, 5355: // DNS, DHCP, NTP, chrony, mDNS, LLMNR
+	case 53, 67, 68, 123, 137, 138, 323: // DNS, DHCP, NTP, NetBIOS, chrony
+		return true
+	case 546, 547, 1900, 3702, 5353, 5355: // DHCPv6, SSDP, WS-Discovery, mDNS, LLMNR
 		return true
 	}
 	return false

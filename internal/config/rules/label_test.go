@@ -171,7 +171,7 @@ func TestLabelOfAnotherOwner(t *testing.T) {
 	p.Owner = port.Owner{Kind: port.OwnerService, ID: "shop/web", Name: "web", Namespace: "shop"}
 	p.Others = []port.OtherOwner{{Owner: labelledPort(80, "expose=no").Owner}}
 	d := Empty(Loopback()).WithLabels(true).Decide(p)
-	if d.Allow || d.Reason.String() != "denied by label fairlead.expose: no: a NAT rule leads to container web" {
+	if d.Allow || d.Reason.String() != "denied by label fairlead.expose: no: container web serves it, too" {
 		t.Errorf("%+v", d)
 	}
 	p.Others[0].Rival = true

@@ -80,9 +80,9 @@ func (s *Set) Len() int { return len(s.rules) }
 //
 // While p's owner is pending, rules that name an owner may come to match. If that
 // would change the decision, p is denied as pending, and so is one that may be a port
-// of an engine itself. Of p's other owners, a rule that denies one to whom a NAT rule
-// leads denies p, unless p is a Service's or a container's and the rule tells kinds of
-// owners apart only; where engines claim p for several owners, p is denied as pending
+// of an engine itself. Of p's other owners, a rule that denies one who serves it denies p,
+// unless a Service's or a container's p leads to containers or Services and the rule tells
+// kinds of owners apart only; where engines claim p for several owners, p is denied as pending
 // unless all decisions are the same.
 func (s *Set) Decide(p port.Publication) port.Ruling {
 	d, _, _ := s.decide(&p)
@@ -92,16 +92,6 @@ func (s *Set) Decide(p port.Publication) port.Ruling {
 // decide is Decide, with the rule that decides, nil if none does, and why a default would deny
 // p.
 func (s *Set) decide(p *port.Publication) (d port.Ruling, winner *rule, by port.Reason) {
-	if p.Owner.Held != nil {
-		process, container := asHeld(p)
-		if d, winner, by = s.decide(&process); !d.Allow {
-			return d, winner, by
-		}
-		if e, r, _ := s.decideOne(&container); r.deniesHeld(e) {
-			return e, r, by
-		}
-		return d, winner, by
-	}
 	d, winner, by = s.decideOne(p)
 	for _, o := range p.Others {
 		q := *p
@@ -113,9 +103,24 @@ func (s *Set) decide(p *port.Publication) (d port.Ruling, winner *rule, by port.
 				e.Rule, r = d.Rule, winner
 			}
 			return port.Ruling{Decision: port.Decision{Rule: e.Rule, Reason: port.Because(port.OwnerContested, rivals(p))}}, r, by
-		case d.Allow && leadsToDenied(p, o, e, r):
-			return deny(r.ref, port.DeniedTarget, describe(o.Owner)), r, by
+		case d.Allow && deniesOther(p, o, e, r):
+			return deny(r.ref, port.DeniedOther, describe(o.Owner)), r, by
 		}
+	}
+	return d, winner, by
+}
+
+// decideOne is decide for p's own owner.
+func (s *Set) decideOne(p *port.Publication) (d port.Ruling, winner *rule, by port.Reason) {
+	if p.Owner.Held == nil {
+		return s.decideFor(p)
+	}
+	process, container := asHeld(p)
+	if d, winner, by = s.decideFor(&process); !d.Allow {
+		return d, winner, by
+	}
+	if e, r, _ := s.decideFor(&container); r.deniesHeld(e) {
+		return e, r, by
 	}
 	return d, winner, by
 }
@@ -126,7 +131,7 @@ func (s *Set) decide(p *port.Publication) (d port.Ruling, winner *rule, by port.
 func asHeld(p *port.Publication) (process, container port.Publication) {
 	process, container = *p, *p
 	process.Owner = p.Owner.AsProcess()
-	container.Owner.Held, container.Owner.Labels, container.Others = nil, nil, nil
+	container.Owner.Held, container.Owner.Labels = nil, nil
 	return process, container
 }
 
@@ -135,10 +140,9 @@ func (r *rule) deniesHeld(e port.Ruling) bool {
 	return r != nil && r.Deny && !e.Allow && !e.Pending() && r.Match.namesOwner()
 }
 
-// leadsToDenied reports whether a NAT rule leads to an owner whom r denies by e, and p
-// with them.
-func leadsToDenied(p *port.Publication, o port.OtherOwner, e port.Ruling, r *rule) bool {
-	return !o.Rival && !e.Allow && r != nil && (r.Match.namesOne() || sameTerms(p.Owner.Kind, o.Kind))
+// deniesOther reports whether p is denied because r denies by e an owner who serves it, too.
+func deniesOther(p *port.Publication, o port.OtherOwner, e port.Ruling, r *rule) bool {
+	return !o.Rival && !e.Allow && r != nil && (r.Match.namesOne() || sameTerms(&p.Owner, &o.Owner))
 }
 
 // deny is a denial by a rule.
@@ -146,11 +150,11 @@ func deny(ref port.RuleRef, code port.Code, args ...string) port.Ruling {
 	return port.Ruling{Decision: port.Decision{Rule: ref, Reason: ref.Because(code, args...)}}
 }
 
-// sameTerms reports whether a rule that denies a NAT rule's target for its kind, or
-// because no rule allows it, also denies the port of an owner of kind. A Service's pods
-// are containers, and so is what a relay serves: these have their owner's decision.
-func sameTerms(kind, target port.OwnerKind) bool {
-	return kind < port.OwnerService || kind == target
+// sameTerms reports whether a rule that denies another owner for its kind, or because no rule
+// allows it, also denies the port. A Service's pods are containers, and so is what a relay
+// serves: these have their owner's decision.
+func sameTerms(own, other *port.Owner) bool {
+	return other.Kind == port.OwnerProcess || own.Kind < port.OwnerService || own.Kind == other.Kind || own.Held != nil || other.Held != nil
 }
 
 // rivals names the owners of whom one serves p.
@@ -168,14 +172,17 @@ func rivals(p *port.Publication) string {
 }
 
 func describe(o port.Owner) string {
+	if o.Kind == port.OwnerUnknown {
+		return "an unknown process"
+	}
 	if o.Namespace != "" {
 		return o.Kind.String() + " " + o.Namespace + "/" + o.Name
 	}
 	return o.Kind.String() + " " + o.Name
 }
 
-// decideOne is decide for p's own owner.
-func (s *Set) decideOne(p *port.Publication) (d port.Ruling, winner *rule, by port.Reason) {
+// decideFor is decideOne without regard to [port.Owner.Held].
+func (s *Set) decideFor(p *port.Publication) (d port.Ruling, winner *rule, by port.Reason) {
 	by = held(p)
 	winner, maybe := first(s.rules, "", p, !by.IsZero())
 	switch {
@@ -214,40 +221,44 @@ func (s *Set) decideOne(p *port.Publication) (d port.Ruling, winner *rule, by po
 // more or a rule in it names a host address. The agent has already applied the
 // defaults, so none is applied here. While the agent reports p's owner as pending, a
 // decision that depends on it is. Where one depends on what the agent left out of the
-// owner, p is denied. A rule that denies an owner to whom a NAT rule leads denies p as in
-// Decide.
+// owner, p is denied. A rule that denies another owner who serves p denies it as in Decide.
 func (s *Set) Host(guest string, p port.Publication, asked []netip.AddrPort) port.Ruling {
 	if len(asked) == 0 {
 		return port.Ruling{Decision: port.Decision{Rule: hostDefault, Reason: port.Because(port.NothingAsked)}}
 	}
-	if p.Owner.Held != nil {
-		process, container := asHeld(&p)
-		d := s.Host(guest, process, asked)
-		if d.Allow {
-			if e, r := s.decideHost(guest, &container, asked); r.deniesHeld(e) {
-				return e
-			}
-		}
-		return d
-	}
-	d, _ := s.decideHost(guest, &p, asked)
+	d, _ := s.hostOne(guest, &p, asked)
 	if !d.Allow {
 		return d
 	}
 	for _, o := range p.Others {
 		q := p
 		q.Owner, q.OwnerPending = o.Owner, false
-		if e, r := s.decideHost(guest, &q, asked); leadsToDenied(&p, o, e, r) {
+		if e, r := s.hostOne(guest, &q, asked); deniesOther(&p, o, e, r) {
 			if lacks := r.lacks(&q.Owner, r.mismatch(&q)); lacks != "" {
-				return deny(r.onHost(), port.DeniedTargetCut, describe(o.Owner), lacks)
+				return deny(r.onHost(), port.DeniedOtherCut, describe(o.Owner), lacks)
 			}
-			return deny(r.onHost(), port.DeniedTarget, describe(o.Owner))
+			return deny(r.onHost(), port.DeniedOther, describe(o.Owner))
 		}
 	}
 	return d
 }
 
-// decideHost is Host for p's own owner, with the rule that decides, nil if none does.
+// hostOne is Host for p's own owner, with the rule that decides, nil if none does.
+func (s *Set) hostOne(guest string, p *port.Publication, asked []netip.AddrPort) (port.Ruling, *rule) {
+	if p.Owner.Held == nil {
+		return s.decideHost(guest, p, asked)
+	}
+	process, container := asHeld(p)
+	d, winner := s.decideHost(guest, &process, asked)
+	if d.Allow {
+		if e, r := s.decideHost(guest, &container, asked); r.deniesHeld(e) {
+			return e, r
+		}
+	}
+	return d, winner
+}
+
+// decideHost is hostOne without regard to [port.Owner.Held].
 func (s *Set) decideHost(guest string, p *port.Publication, asked []netip.AddrPort) (port.Ruling, *rule) {
 	winner, maybe := first(s.rules, guest, p, false)
 	d := port.Ruling{Decision: port.Decision{Allow: true, Rule: hostDefault, Host: s.hostAddresses(p, asked)}}
@@ -509,7 +520,7 @@ func (s *Set) Explain(p port.Publication) []Step {
 		for i := range list {
 			r := &list[i]
 			step := r.explain(&p, !by.IsZero(), r == winner)
-			if step.Decides && (!step.Matched || d.Pending() && len(p.Others) > 0) {
+			if step.Decides && (!step.Matched || !d.Allow && len(p.Others) > 0) {
 				step.Why = d.Reason.String() // for another owner
 			}
 			steps = append(steps, step)
@@ -541,7 +552,7 @@ func (s *Set) ExplainHost(guest string, p port.Publication, asked []netip.AddrPo
 				step.Matched, step.Why = false, fmt.Sprintf("guest is %q, not %q", guest, r.Match.Guest)
 			case step.Matched && r.Exposes():
 				step.Why = fmt.Sprintf("open to other machines at %s, where a rule allows it, until %s", r.HostAddress, r.Until.UTC().Format("2006-01-02 15:04:05 UTC"))
-			case step.Decides && !step.Matched:
+			case step.Decides && (!step.Matched || !d.Allow && len(p.Others) > 0):
 				step.Why = d.Reason.String() // for another owner
 			}
 			steps = append(steps, step)

@@ -76,9 +76,16 @@ func TestDefaults(t *testing.T) {
 		{"udp 0.0.0.0:67", udp, udp},
 		{"udp 0.0.0.0:68", udp, udp},
 		{"udp [::]:123", udp, udp},
+		{"udp 0.0.0.0:137", udp, udp},
+		{"udp 192.168.5.2:138", udp, udp},
 		{"udp 127.0.0.1:323", udp, udp},
+		{"udp [fe80::1%eth0]:546", udp, udp},
+		{"udp [::]:547", udp, udp},
+		{"udp 0.0.0.0:1900", udp, udp},
+		{"udp [::]:3702", udp, udp},
 		{"udp [::]:5353", udp, udp},
 		{"udp 0.0.0.0:5355", udp, udp},
+		{"udp 0.0.0.0:139", "127.0.0.1:139 (default)", "0.0.0.0:139 (default)"},
 		{"tcp 0.0.0.0:53", "127.0.0.1:53 (default)", "0.0.0.0:53 (default)"},
 	} {
 		for expose, want := range map[string]string{"loopback": tt.loopback, "all": tt.all} {
@@ -655,6 +662,7 @@ func TestOtherOwners(t *testing.T) {
 	kind := Match{Owners: []port.OwnerKind{port.OwnerContainer}}
 	process, only := port.Owner{Kind: port.OwnerProcess, ID: "7", Name: "nginx"}, func(m Match) []Rule { return []Rule{{Match: m}, {Deny: true}} }
 	processes, services := Match{Owners: []port.OwnerKind{port.OwnerProcess}}, Match{Owners: []port.OwnerKind{port.OwnerService}}
+	sshd, held := port.Owner{Kind: port.OwnerProcess, Name: "sshd"}, port.Owner{Kind: port.OwnerContainer, ID: "h", Name: "web", Held: &port.Held{Process: "pasta"}}
 	for _, c := range []struct {
 		what  string
 		owner port.Owner
@@ -676,6 +684,16 @@ func TestOtherOwners(t *testing.T) {
 		{"a container's target is not the one that is allowed", web, port.OtherOwner{Owner: secret}, only(Match{Name: "web"}), "deny"},
 		{"a Service's pods are of no kind that is allowed", service, port.OtherOwner{Owner: secret}, only(services), "allow"},
 		{"a Service's pod is of a kind that is denied", service, port.OtherOwner{Owner: secret}, deny(kind), "allow"},
+		{"a process beside is denied", process, port.OtherOwner{Owner: sshd}, deny(Match{Name: "sshd"}), "deny"},
+		{"a process beside is not allowed", process, port.OtherOwner{Owner: sshd}, only(Match{Name: "nginx"}), "deny"},
+		{"a process beside a container is denied", web, port.OtherOwner{Owner: sshd}, deny(Match{Name: "sshd"}), "deny"},
+		{"a process beside a container is of no kind that is allowed", web, port.OtherOwner{Owner: sshd}, only(kind), "deny"},
+		{"a process that is not known is beside one that is allowed", process, port.OtherOwner{}, only(Match{Name: "nginx"}), "deny"},
+		{"a process that is not known is beside one", process, port.OtherOwner{}, deny(Match{Name: "sshd"}), "allow"},
+		{"a user's container of a name that is allowed is beside", web, port.OtherOwner{Owner: held}, only(Match{Name: "web"}), "deny"},
+		{"a user's container is beside, whose process is denied", web, port.OtherOwner{Owner: held}, deny(Match{Name: "pasta"}), "deny"},
+		{"a user's container is beside, of a name that is denied", process, port.OtherOwner{Owner: held}, deny(Match{Name: "web"}), "deny"},
+		{"a process is beside a user's container", held, port.OtherOwner{Owner: sshd}, only(Match{Name: "pasta"}), "deny"},
 		{"a target has another host port", web, port.OtherOwner{Owner: secret}, []Rule{{Match: name, HostAddress: All()}}, "allow"},
 		{"a rival has another host address", web, port.OtherOwner{Owner: secret, Rival: true}, []Rule{{Match: name, HostAddress: All()}}, "pending"},
 	} {
@@ -772,6 +790,8 @@ func TestHostRuleDeniesTargetOwner(t *testing.T) {
 		{"a Service's pod is of a kind that is denied", service, []Rule{{Match: kind, Deny: true}}, true},
 		{"a target is of a kind that is denied", port.Owner{}, []Rule{{Match: kind, Deny: true}}, false},
 		{"a target has another host address", web, []Rule{{Match: name, HostAddress: All()}}, true},
+		{"a process beside is denied", web, []Rule{{Match: Match{Name: "sshd"}, Deny: true}}, false},
+		{"a process beside is not allowed", port.Owner{Kind: port.OwnerProcess, Name: "nginx"}, []Rule{{Match: Match{Name: "nginx"}}, {Match: name}, {Deny: true}}, false},
 	} {
 		set, err := New(Loopback(), c.rules)
 		if err != nil {
@@ -781,7 +801,7 @@ func TestHostRuleDeniesTargetOwner(t *testing.T) {
 		p := port.Publication{
 			Fact: port.Fact{
 				Key: port.Key{Protocol: port.TCP, Address: netip.IPv4Unspecified(), Port: 8200}, Owner: c.owner,
-				Others: []port.OtherOwner{{Owner: secret}}, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
+				Others: []port.OtherOwner{{Owner: secret}, {Owner: port.Owner{Kind: port.OwnerProcess, Name: "sshd"}}}, Decision: port.Decision{Allow: true, Host: []netip.AddrPort{asked}},
 			},
 		}
 		d := set.Host("vm", p, p.Decision.Host)

@@ -231,7 +231,11 @@ func (a *Agent) observerOptions(mode observer.Mode) observer.Options {
 func (a *Agent) newSource(name string) (Source, error) {
 	switch name {
 	case socket.Name:
-		return socket.New(socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log})
+		o := socket.Options{Observer: a.observer, Own: a.sockets.Has, Logger: a.log}
+		if len(a.cfg.Publish.Allow) > 0 {
+			o.Stands = publish.Targets
+		}
+		return socket.New(o)
 	case "nat":
 		return a.newNATSource()
 	case "docker":

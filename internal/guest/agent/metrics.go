@@ -31,7 +31,7 @@ type Counters struct {
 	Propagation  *metrics.Propagation `metric:"*"`
 	Sinks        []SinkCounters       `metric:"*"`
 	Observer     observer.Stats       `metric:"*"`
-	Methods      map[string]string    `metric:"observer_method_info" label:"capability=tcp-listen; tcp-bind; udp-bind; udp-connect; device; udp-dump; nftables; nft-filter; legacy-tables; refused-port" value:"method=fentry; kprobe; tp_btf; tracepoint; cgroup; nfnetlink; poll; generation (polled); audit; iter; sock_diag; socket; none" help:"1 for the method that observes each capability."`
+	Methods      map[string]string    `metric:"observer_method_info" label:"capability=tcp-listen; tcp-bind; udp-bind; udp-connect; device; owner-name; udp-dump; nftables; nft-filter; legacy-tables; refused-port" value:"method=fentry; kprobe; tp_btf; tracepoint; cgroup; nfnetlink; poll; generation (polled); audit; iter; sock_diag; socket; none" help:"1 for the method that observes each capability."`
 	NAT          *nat.Status          `metric:"*"` // nil where NAT rules are not read
 	Flows        forward.Stats        `metric:"*"`
 	Inventory    *inventory.State     `metric:"*"` // nil unless it is written

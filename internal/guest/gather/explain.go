@@ -184,6 +184,7 @@ func (e *Explainer) sockets(ctx context.Context, q explain.Query, known map[stri
 	if err != nil {
 		f.Missing = append(f.Missing, "sockets: "+err.Error())
 	}
+	holders(here, f.Publications)
 	for _, s := range here {
 		if !known[strconv.FormatUint(s.Cookie, 16)] {
 			f.Sockets = append(f.Sockets, e.describe(s))
@@ -201,6 +202,36 @@ func (e *Explainer) sockets(ctx context.Context, q explain.Query, known map[stri
 	}
 }
 
+// holders notes of publications whose owner is a process that has none of their sockets who
+// has one.
+func holders(sockets []observer.Found, list []explain.Publication) {
+	for i := range list {
+		p := &list[i]
+		if p.Owner.Kind != port.OwnerProcess || p.Owner.ID == "" {
+			continue
+		}
+		for _, s := range sockets {
+			id := strconv.FormatUint(s.Cookie, 16)
+			switch {
+			case !slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
+				return o.Source == socketSource && strings.TrimSuffix(o.ID, "/4") == id
+			}):
+				continue
+			case s.Sought:
+				p.Holder = "no process"
+			case s.PID != 0:
+				p.Holder = process(s)
+			}
+			if s.Comm == p.Owner.Name && strconv.FormatUint(uint64(s.PID), 10) == p.Owner.ID {
+				p.Holder = ""
+				break
+			}
+		}
+	}
+}
+
+func process(s observer.Found) string { return fmt.Sprintf("pid %d (%s)", s.PID, s.Comm) }
+
 func (e *Explainer) describe(s observer.Found) explain.Socket {
 	out := explain.Socket{
 		Protocol: s.Protocol, Address: netip.AddrPortFrom(s.Address, s.Port), Kind: explain.Listening,
@@ -213,7 +244,7 @@ func (e *Explainer) describe(s observer.Found) explain.Socket {
 		out.Kind = explain.Bound
 	}
 	if s.PID != 0 {
-		out.Process = fmt.Sprintf("pid %d (%s)", s.PID, s.Comm)
+		out.Process = process(s)
 		out.Container = e.container(s.PID)
 	}
 	return out

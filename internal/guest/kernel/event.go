@@ -24,7 +24,7 @@ func DecodeEvent(sample []byte, e *bpf.SockEvent) error {
 		return fmt.Errorf("event of %d bytes: want %d", len(sample), eventSize)
 	}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(e)), eventSize), sample)
-	if kind := bpf.SockEventKind(e.Kind); kind < bpf.SockEventKindEVENT_BIND || kind > bpf.SockEventKindEVENT_DEVICE {
+	if kind := bpf.SockEventKind(e.Kind); kind < bpf.SockEventKindEVENT_BIND || kind > bpf.SockEventKindEVENT_RENAME {
 		return fmt.Errorf("event kind %d: unknown", e.Kind)
 	}
 	if p := port.Protocol(e.Protocol); p != port.TCP && p != port.UDP {

@@ -39,9 +39,9 @@ type Socket struct {
 	// peer. It is false for TCP that is bound only.
 	Listening bool
 
-	// Sought is true after /proc was searched for the process, or for the one that
-	// holds the socket now (Observer.SearchOwner), and did not have it. Where it
-	// cannot be read in full, that is after three searches.
+	// Sought is true after /proc was searched for the process, and did not have it, or had
+	// again the one that was known (Observer.SearchOwner). Where it cannot be read in full,
+	// that is after three searches.
 	Sought bool
 
 	UID    uint32 // the socket's owner
@@ -49,10 +49,9 @@ type Socket struct {
 	Device uint32 // interface index that the socket is bound to, or 0
 	NetNS  uint32 // inode of the network namespace
 
-	// PID is the process that bound the socket or made it listen, or that was found to
-	// have it since, as seen in the agent's pid namespace; 0 if unknown or not visible
-	// there. Comm is the name of its first thread, up
-	// to 15 bytes as the process chose them: data to be quoted.
+	// PID is the owner, as the package comment says, in the agent's pid namespace; 0 if unknown
+	// or not visible there. Comm is the name of its first thread, up to 15 bytes as the
+	// process chose them: data to be quoted.
 	PID  uint32
 	Comm string
 
@@ -100,13 +99,14 @@ const (
 	UDPBind    = "udp-bind"    // UDP sockets that are bound
 	UDPConnect = "udp-connect" // bound UDP sockets that get a peer, or lose it
 	Device     = "device"      // sockets that are bound to an interface later than to a port
+	OwnerName  = "owner-name"  // processes that have sockets and get another name
 	UDPDump    = "udp-dump"    // distinguishing servers from clients in a dump
 )
 
 // Names of methods beside those of package kernel.
 const (
 	MethodPoll  = "poll"
-	MethodAudit = "audit"     // udp-connect and device only: found by the background dump
+	MethodAudit = "audit"     // udp-connect, device and owner-name only: found by a background look
 	MethodDiag  = "sock_diag" // udp-dump only
 )
 
@@ -148,8 +148,8 @@ type Options struct {
 	// Audit is the time between background dumps of what is observed by
 	// events, at least 10 s; negative for none. Default 60 s to 10 minutes, so that
 	// audits take at most 1/30,000 of the time, and each tenth has the TCP sockets that are
-	// bound and do not listen, which cost most. It is also that between looks at who has
-	// the sockets. In any case the start, and each loss of
+	// bound and do not listen, which cost most. It is also that between looks whether owners
+	// have their sockets; each tenth searches all processes. In any case the start, and each loss of
 	// events, is followed by one audit of all after a second.
 	Audit time.Duration
 

@@ -86,6 +86,10 @@ func capabilities(has features) []kernel.Capability {
 			{Name: kernel.MethodKprobe, Hooks: []string{"bind_device_exit", "bind_device_enter"}},
 			{Name: MethodAudit, Lost: "a socket that is bound to an interface after bind(2) or listen(2) is seen so only by an audit"},
 		}},
+		{Name: OwnerName, Choices: []kernel.Choice{
+			{Name: kernel.MethodTPBTF, Hooks: []string{"process_renamed"}, Always: true},
+			{Name: MethodAudit, Lost: "a process that has a socket and gets another name is seen so only by an audit"},
+		}},
 		{Name: UDPDump, Choices: []kernel.Choice{
 			{Name: kernel.MethodIter, Hooks: []string{"udp_explicit"}, Always: true},
 			{

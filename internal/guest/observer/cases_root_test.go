@@ -422,6 +422,7 @@ func TestCases(t *testing.T) {
 type child struct {
 	t   testing.TB
 	cmd *exec.Cmd
+	out *bufio.Reader // what it writes after its first line
 }
 
 func (w *world) child(part string, files ...*os.File) *child {
@@ -438,7 +439,8 @@ func (w *world) child(part string, files ...*os.File) *child {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+	c.out = bufio.NewReader(out)
+	if _, err := c.out.ReadString('\n'); err != nil {
 		w.t.Fatalf("child %s: %v", part, err)
 	}
 	return c
@@ -480,61 +482,69 @@ func (c *child) takeSocket(inode uint32) (sock, error) {
 	return sock{}, fmt.Errorf("process %d has no socket %d", pid, inode)
 }
 
-// TestOwnerEndsAndTheSocketRemains: another process has got the socket. Nobody asks who.
-func TestOwnerEndsAndTheSocketRemains(t *testing.T) {
+// TestOwnerHasTheSocket: an observer that saw how a process got a socket, and its name, says what
+// one says that starts now. Without audits it does so where the kernel tells.
+func TestOwnerHasTheSocket(t *testing.T) {
 	for _, set := range methodSets(t) {
 		t.Run(set, func(t *testing.T) {
-			w := observe(t, newRoom(t), options(set))
-			c := w.child("listen")
-			w.wantSet("tcp 127.0.0.1:8080", "udp 127.0.0.1:8080")
-			kept := w.take(c)
-			time.Sleep(ownerSettle + 3*ownerPause/2) // its process is no longer new
-			c.kill()
-			w.wantOwner(os.Getpid(), "")
-			for _, s := range kept {
-				s.close()
+			room := newRoom(t)
+			told, audited := observeAudited(t, room, set, -1), observeAudited(t, room, set, time.Second)
+			ways := []string{wayExec, wayRename, waySpawn, wayServed, wayEnd, wayThreads, wayLeave, wayShared, wayKept, wayGiven}
+			hooked := told.events(TCPListen) && told.events(UDPBind) && told.events(OwnerName)
+			start, bound := make([]*os.File, len(ways)), []string(nil)
+			children := make([]*child, len(ways))
+			for i, way := range ways {
+				r, w, err := os.Pipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				children[i], start[i] = told.child(fmt.Sprint(way, " ", 8080+i), r), w
+				_ = r.Close()
+				defer children[i].kill()
+				defer func() { _ = w.Close() }()
+				if way != wayShared {
+					bound = append(bound, fmt.Sprintf("udp 127.0.0.1:%d", 8080+i))
+				}
 			}
-			w.wantSet()
+			told.await(t, func() string { return fmt.Sprintf("have %q, want %q", told.describe(), bound) }, func() bool {
+				return len(without(bound, told.describe())) == 0
+			})
+			time.Sleep(ownerSettle + 3*ownerPause/2) // no process is new
+			owners := make(map[uint16]owner)
+			for i, way := range ways {
+				if way == wayLeave && hooked {
+					told.wantOwners(owners)
+				}
+				if way == wayKept || way == wayGiven {
+					for _, s := range told.take(children[i], uint16(8080+i)) {
+						defer s.close()
+					}
+				}
+				_ = start[i].Close()
+				var o owner
+				if _, err := fmt.Fscanln(children[i].out, &o.pid, &o.comm); err != nil {
+					t.Fatalf("%s: %v", way, err)
+				}
+				if pid := int(o.pid); pid != children[i].cmd.Process.Pid && pid != os.Getpid() {
+					defer func() { _ = unix.Kill(pid, unix.SIGKILL) }()
+				}
+				owners[uint16(8080+i)] = o
+			}
+			audited.wantOwners(owners)
+			observe(t, room, options(set)).wantOwners(owners)
 		})
 	}
 }
 
-// TestSocketIsHandedOn: its process lives on.
-func TestSocketIsHandedOn(t *testing.T) {
-	for _, set := range methodSets(t) {
-		for _, part := range []string{"exec", "rename", "close"} {
-			t.Run(set+" "+part, func(t *testing.T) {
-				w := observe(t, newRoom(t), options(set))
-				r, tell, err := os.Pipe()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() { _ = tell.Close() }()
-				c := w.child(part, r)
-				_ = r.Close()
-				defer c.kill()
-				w.wantSet("tcp 127.0.0.1:8080", "udp 127.0.0.1:8080")
-				w.wantOwner(c.cmd.Process.Pid, "")
-				pid, name := c.cmd.Process.Pid, map[string]string{"exec": "sleep", "rename": "renamed"}[part]
-				if part == "close" {
-					pid = os.Getpid()
-					for _, s := range w.take(c) {
-						defer s.close()
-					}
-				}
-				_ = tell.Close()
-				w.wantOwner(pid, name)
-			})
-		}
-	}
-}
-
-// take takes copies of all sockets of a child.
-func (w *world) take(c *child) (taken []sock) {
+// take takes copies of all sockets of a child at a port.
+func (w *world) take(c *child, port uint16) (taken []sock) {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.set {
+		if s.Port != port {
+			continue
+		}
 		s, err := c.takeSocket(s.Inode)
 		if err != nil {
 			w.t.Fatal(err)
@@ -544,15 +554,25 @@ func (w *world) take(c *child) (taken []sock) {
 	return taken
 }
 
-// wantOwner waits until a process has all sockets, under that name if one is given.
-func (w *world) wantOwner(pid int, name string) {
+// wantOwners waits until the sockets of both protocols at ports have these owners.
+func (w *world) wantOwners(want map[uint16]owner) {
 	w.t.Helper()
-	w.await(w.t, func() string { return fmt.Sprintf("have %+v, want %d %q", w.set, pid, name) }, func() bool {
+	var wrong []string
+	w.await(w.t, func() string { return fmt.Sprint(wrong) }, func() bool {
+		wrong = nil
+		right := make(map[uint16]int)
 		for _, s := range w.set {
-			if s.PID != uint32(pid) || s.Comm == "" || name != "" && s.Comm != name {
-				return false
+			if o, ok := want[s.Port]; !ok || s.PID == o.pid && s.Comm == o.comm {
+				right[s.Port]++
+			} else {
+				wrong = append(wrong, fmt.Sprintf("%s of %d %q, want %d %q", describe(s), s.PID, s.Comm, o.pid, o.comm))
 			}
 		}
-		return true
+		for n := range want {
+			if right[n] != 2 {
+				wrong = append(wrong, fmt.Sprintf("%d right at %d", right[n], n))
+			}
+		}
+		return len(wrong) == 0
 	})
 }

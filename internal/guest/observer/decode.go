@@ -44,6 +44,10 @@ func (d *decoder) decode(sample []byte, r *record) error {
 		*r = record{kind: kind, socket: Socket{Cookie: e.Cookie, Protocol: protocol, Device: e.Device, Observed: int64(e.Observed)}}
 		return nil
 	}
+	if kind == bpf.SockEventKindEVENT_RENAME {
+		*r = record{kind: kind, socket: Socket{PID: e.Pid, Comm: d.comm(e.Comm), Observed: int64(e.Observed)}}
+		return nil
+	}
 	address, err := kernel.Address(e.Family, e.Address)
 	if err != nil {
 		return fmt.Errorf("event: %w", err)

@@ -87,7 +87,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"short":    valid[:len(valid)-1],
 		"long":     append(bytes.Clone(valid), 0),
 		"kind 0":   edited(func(e *bpf.SockEvent) { e.Kind = 0 }),
-		"kind 8":   edited(func(e *bpf.SockEvent) { e.Kind = 8 }),
+		"kind 9":   edited(func(e *bpf.SockEvent) { e.Kind = 9 }),
 		"protocol": edited(func(e *bpf.SockEvent) { e.Protocol = 1 }),
 		"family":   edited(func(e *bpf.SockEvent) { e.Family = unix.AF_UNIX }),
 	} {
@@ -109,6 +109,12 @@ func TestDecodeOfLaterEvents(t *testing.T) {
 		if err := newDecoder().decode(sample(e), &r); err != nil || r.kind != kind || r.socket != want {
 			t.Errorf("kind %v: %+v, %v", kind, r, err)
 		}
+	}
+	var r record
+	e := bpf.SockEvent{Kind: uint8(bpf.SockEventKindEVENT_RENAME), Protocol: uint8(port.TCP), Observed: 9, Pid: 7}
+	copy(e.Comm[:], "web")
+	if err := newDecoder().decode(sample(e), &r); err != nil || r.socket != (Socket{PID: 7, Comm: "web", Observed: 9}) || r.decides() {
+		t.Errorf("a process with another name: %+v, %v", r, err)
 	}
 }
 

@@ -21,4 +21,12 @@
 // Many hooks run before a dump shows the change that they report, and a call can be
 // interrupted in between. So events of the last second before a dump count as those
 // during the dump, unless events were lost: then the dump decides.
+//
+// The owner of a socket is the process that has it: of several the one that started first,
+// or of those that started within a tick the one with the lowest pid, under the name that its
+// first thread has now. An event names the process that caused it, and another one its new name. To hand
+// a socket on makes no event, so the owner is looked at a second after it is known,
+// when it ends or executes a program, and by audits; an older process that got a copy is found
+// only by the audits that search all of /proc. If nobody there has the socket, the owner is
+// unknown. The name of a process of another pid namespace is known by the event alone.
 package observer

@@ -92,6 +92,7 @@ type engine struct {
 	tcp, udp  bool                 // what was read since take was called
 	budget    *rate.Limiter        // of wake-ups for UDP alone, in milliseconds
 	throttled bool                 // UDP is read once each throttleInterval
+	renames   map[uint32]Socket    // what the last batch has of processes with another name, by pid
 	pending   map[uint64]time.Time // UDP that is not reported yet, and when it was read
 
 	lookAt   time.Time // when sockets whose process is new are looked at; zero if there are none
@@ -119,6 +120,7 @@ func newEngine(h Handler, log *slog.Logger, c *counters) *engine {
 		decoder:      newDecoder(),
 		started:      time.Now(),
 		budget:       rate.NewLimiter(rate.Every(time.Millisecond), int(udpBurst*udpWakeCost/time.Millisecond)),
+		renames:      make(map[uint32]Socket),
 		pending:      make(map[uint64]time.Time),
 		backoff:      schedule.Backoff{Min: retryFirst, Max: retryMost},
 	}

@@ -747,6 +747,7 @@ func TestOwnersAreSearchedOnce(t *testing.T) {
 func TestOwnerThatOneSearchMissed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(tcpRow(1), tcpRow(2))
+		r.paced = true
 		var mu sync.Mutex // guards both
 		searches, found := 0, map[uint64]owner(nil)
 		r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
@@ -773,49 +774,57 @@ func TestOwnerThatOneSearchMissed(t *testing.T) {
 }
 
 // Nobody asks who has a socket, and rules decide by that: it is looked at when its process
-// is new, when that ends, and at each audit. A socket that no process is found for keeps its
-// old one.
+// is new, gets a name or ends, after a loss, and at each audit. If nobody has it, it has no owner.
 func TestOwnersAreLookedAt(t *testing.T) {
-	const passed, named, lost, same = 1, 2, 3, 4
+	const passed, lost, same = 1, 2, 3
 	for _, c := range []struct {
 		name   string
-		later  bool // not while its process is new
-		ends   bool // its process
+		sooner bool // while its process is new
+		by     func(*rig) error
 		polled scope
 		within time.Duration
 	}{
-		{name: "new", within: ownerSettle},
-		{name: "audit", later: true, within: time.Minute},
-		{name: "end", later: true, ends: true, within: ownerPause / 2},
-		{name: "end, polled", later: true, ends: true, polled: scopeTCPListen, within: ownerSettle},
+		{name: "new", sooner: true, within: ownerSettle},
+		{name: "audit", within: time.Minute},
+		{name: "end", by: func(r *rig) error { return r.exited([]uint32{7}) }, within: ownerPause / 2},
+		{name: "end, polled", by: func(r *rig) error { return r.exited([]uint32{7}) }, polled: scopeTCPListen, within: ownerSettle},
+		{name: "name", by: func(r *rig) error {
+			e := bpf.SockEvent{Kind: uint8(bpf.SockEventKindEVENT_RENAME), Protocol: uint8(port.TCP), Observed: 2, Pid: 7}
+			copy(e.Comm[:], "is")
+			r.source.send(e)
+			pass(time.Millisecond)
+			if got := r.keeper.get(same); got.Comm != "is" {
+				return fmt.Errorf("not named at once: %+v", got)
+			}
+			return nil
+		}, within: ownerSettle},
+		{name: "loss", by: func(r *rig) error { r.source.lose(); return nil }, within: ownerSettle + ownerPause},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				r := newRig()
 				r.polled = c.polled
-				searched := make(map[uint64]int)
-				comm := "was"
-				held := map[uint64]bool{passed: true, named: true, lost: true, same: true}
-				r.holders = func(_ context.Context, sockets []Socket) map[uint64]owner {
+				comm, handed := "was", false
+				now := func(ctx context.Context, sockets []Socket) map[uint64]owner {
 					have := make(map[uint64]owner)
 					r.edit(func() {
 						for _, s := range sockets {
-							name := "was"
-							if s.Cookie == named {
-								name = comm
-							}
-							if held[s.Cookie] {
-								have[s.Cookie] = owner{s.PID, name}
+							if !handed || s.Cookie == same {
+								have[s.Cookie] = owner{pid: 7, comm: comm}
 							}
 						}
 					})
 					return have
 				}
-				r.owners = func(_ context.Context, sockets []Socket, _ uint32) findings {
-					for _, s := range sockets {
-						searched[s.Cookie]++
-					}
-					return findings{owners: map[uint64]owner{passed: {pid: 9, comm: "web"}}}
+				r.holders = now
+				r.owners = func(ctx context.Context, sockets []Socket, _ uint32) findings {
+					found := now(ctx, sockets)
+					r.edit(func() {
+						if handed {
+							found[passed] = owner{pid: 9, comm: "web"}
+						}
+					})
+					return findings{owners: found}
 				}
 				r.start(t)
 				pass(time.Second)
@@ -826,12 +835,12 @@ func TestOwnersAreLookedAt(t *testing.T) {
 					r.edit(func() { r.table[1+cookie] = tcpRow(1 + cookie) })
 				}
 				pass(time.Millisecond)
-				if c.later {
+				if !c.sooner {
 					pass(ownerSettle)
 				}
-				r.edit(func() { comm, held[passed], held[lost] = "is", false, false })
-				if c.ends {
-					if err := r.exited([]uint32{7}); err != nil {
+				r.edit(func() { comm, handed = "is", true })
+				if c.by != nil {
+					if err := c.by(r); err != nil {
 						t.Error(err)
 					}
 				}
@@ -839,18 +848,82 @@ func TestOwnersAreLookedAt(t *testing.T) {
 				if got := r.keeper.get(passed); got.PID != 9 || got.Comm != "web" {
 					t.Errorf("passed on: %+v", got)
 				}
-				if got := r.keeper.get(lost); got.PID != 7 || got.Comm != "was" {
+				if got := r.keeper.get(lost); got.PID != 0 || got.Comm != "" || !got.Sought {
 					t.Errorf("held by nobody: %+v", got)
 				}
-				if got := r.keeper.get(named); c.name != "end" && (got.PID != 7 || got.Comm != "is") {
+				if got := r.keeper.get(same); got.PID != 7 || got.Comm != "is" {
 					t.Errorf("named anew: %+v", got)
-				}
-				if c.name != "end" && (searched[named] > 0 || searched[same] > 0) {
-					t.Errorf("searched for owners that have their socket: %v", searched)
 				}
 			})
 		})
 	}
+}
+
+// TestOwnersByAudit: each tenth audit searches all of /proc, and the oldest process counts,
+// also where the search takes several parts.
+func TestOwnersByAudit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.paced = true
+		searches, older := 0, false
+		r.holders = holdAll
+		r.owners = func(_ context.Context, _ []Socket, from uint32) (f findings) {
+			r.edit(func() {
+				f.owners = map[uint64]owner{1: {pid: 8, started: 3}}
+				switch from {
+				case 0:
+					searches++
+					f = findings{next: 50, owners: map[uint64]owner{1: {pid: 7, started: 2}}}
+				case 50:
+					if f.next = 90; older {
+						f.owners[1] = owner{pid: 60, started: 1}
+					}
+				}
+			})
+			return f
+		}
+		r.start(t)
+		pass(time.Second)
+		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1))
+		r.edit(func() { r.table[1] = tcpRow(1) })
+		pass(9 * r.audit)
+		if got := r.keeper.get(1); got.PID != 7 || searches != 1 {
+			t.Errorf("have %+v after %d searches", got, searches)
+		}
+		r.edit(func() { older = true })
+		pass(2*r.audit + 10*ownerPause)
+		if got := r.keeper.get(1); got.PID != 60 || searches != 2 {
+			t.Errorf("have %+v after %d searches", got, searches)
+		}
+	})
+}
+
+// A process listens on the socket that another one bound and has still.
+func TestListenerOfAnotherProcess(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig()
+		r.audit, r.holders = -1, holdAll
+		searches := 0
+		r.owners = func(context.Context, []Socket, uint32) findings {
+			r.edit(func() { searches++ })
+			return findings{owners: map[uint64]owner{1: {pid: 7}}}
+		}
+		r.start(t)
+		pass(time.Second)
+		e := tcpEvent(bpf.SockEventKindEVENT_BIND, 1)
+		r.source.send(e)
+		pass(10 * time.Second)
+		e.Kind, e.Pid = uint8(bpf.SockEventKindEVENT_LISTEN), 8
+		r.source.send(e)
+		pass(ownerSettle / 2)
+		if got := r.keeper.get(1); got.PID != 8 || searches != 0 {
+			t.Errorf("have %+v after %d searches", got, searches)
+		}
+		pass(10 * time.Second)
+		if got := r.keeper.get(1); got.PID != 7 || searches != 1 {
+			t.Errorf("have %+v after %d searches", got, searches)
+		}
+	})
 }
 
 // Each socket has its own time to be handed on, whatever else is looked at meanwhile.
@@ -874,7 +947,7 @@ func TestEachSocketIsLookedAtWhenItHasSettled(t *testing.T) {
 					r.edit(func() {
 						for _, s := range sockets {
 							if s.Cookie != 2 || !handed {
-								have[s.Cookie] = owner{s.PID, s.Comm}
+								have[s.Cookie] = owner{pid: s.PID, comm: s.Comm}
 							}
 						}
 					})
@@ -905,7 +978,7 @@ func TestEachSocketIsLookedAtWhenItHasSettled(t *testing.T) {
 func holdAll(_ context.Context, sockets []Socket) map[uint64]owner {
 	have := make(map[uint64]owner)
 	for _, s := range sockets {
-		have[s.Cookie] = owner{s.PID, s.Comm}
+		have[s.Cookie] = owner{pid: s.PID, comm: s.Comm}
 	}
 	return have
 }
@@ -1051,8 +1124,14 @@ func TestOwnerIsSearchedOnRequest(t *testing.T) {
 			r.searchOwner(cookie)
 		}
 		pass(time.Second)
-		if first, second := r.keeper.set[1], r.keeper.set[2]; first.PID != 9 || first.Sought || second.PID != 7 || !second.Sought {
+		if first, second := r.keeper.set[1], r.keeper.set[2]; first.PID != 9 || first.Sought || second.PID != 0 || !second.Sought {
 			t.Errorf("have %+v and %+v", first, second)
+		}
+		// The search has it again: who asked need not wait.
+		r.searchOwner(1)
+		pass(2 * time.Second)
+		if got := r.keeper.get(1); got.PID != 9 || !got.Sought {
+			t.Errorf("searched for again: %+v", got)
 		}
 	})
 }

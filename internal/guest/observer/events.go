@@ -161,6 +161,7 @@ func (e *engine) take() (int, error) {
 func (e *engine) takeLocked() (int, error) {
 	e.read = time.Since(e.started)
 	n, err := e.source.Read(batchLimit, e.sample)
+	e.rename()
 	if e.source.takeLost() {
 		e.lost("the ring buffer was full")
 	}
@@ -210,6 +211,10 @@ func (e *engine) sample(b []byte) {
 	if err := e.decoder.decode(b, &e.record); err != nil {
 		e.counters.malformed.Add(1)
 		e.lost(err.Error())
+		return
+	}
+	if e.record.kind == bpf.SockEventKindEVENT_RENAME {
+		e.renames[e.record.socket.PID] = e.record.socket
 		return
 	}
 	udp := e.record.socket.Protocol == port.UDP

@@ -18,9 +18,13 @@ import (
 // is noticed by an audit.
 const maxExits = 1024
 
-// exits tells when processes end.
+// exits tells when processes end, and has hooks tell when they get another name.
 type exits struct {
 	epoll *os.File // which the runtime polls: to wait takes no thread
+	named interface {
+		Put(pid, value any) error
+		Delete(pid any) error
+	} // a map of the processes of which hooks tell; nil without hooks
 
 	mu  sync.Mutex
 	fds map[uint32]int // by pid
@@ -57,6 +61,9 @@ func (x *exits) watch(pid uint32) {
 		return
 	}
 	x.fds[pid] = fd
+	if x.named != nil {
+		_ = x.named.Put(pid, uint8(1)) // has room for maxExits
+	}
 }
 
 func (x *exits) control(f func(epoll int) error) error {
@@ -83,6 +90,9 @@ func (x *exits) forget(pid uint32) {
 	if fd, ok := x.fds[pid]; ok {
 		_ = unix.Close(fd)
 		delete(x.fds, pid)
+		if x.named != nil {
+			_ = x.named.Delete(pid)
+		}
 	}
 }
 

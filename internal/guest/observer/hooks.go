@@ -32,7 +32,7 @@ func openHooks(types *kernel.Types, ringBytes int, netns uint32) (*kernel.Object
 		Constants: map[string]any{
 			bpf.SockVarNetworkNamespace: netns, bpf.SockVarPidNamespace: pidns, bpf.SockVarCgroupV1: cgroup.HasV1("/proc"),
 		},
-		Maps:     []string{bpf.SockMapEvents, bpf.SockMapTracked, bpf.SockMapControls, bpf.SockMapLosses},
+		Maps:     []string{bpf.SockMapEvents, bpf.SockMapTracked, bpf.SockMapControls, bpf.SockMapLosses, bpf.SockMapOwners},
 		Sizes:    map[string]uint32{bpf.SockMapEvents: uint32(ringBytes)},
 		Optional: []string{"tcp_inet6_hash"}, // since Linux 6.18 both families use inet_hash
 	})

@@ -237,7 +237,7 @@ func aliasMPTCP(conn *diagConn, list []Found) {
 	}
 }
 
-// nameOwners fills in the processes of sockets.
+// nameOwners fills in the processes of sockets, or that no process has them.
 func nameOwners(ctx context.Context, list []Found) {
 	if len(list) == 0 {
 		return
@@ -248,7 +248,9 @@ func nameOwners(ctx context.Context, list []Found) {
 		sockets[i].Cookie = uint64(i) // only a key for find
 	}
 	finder := ownerFinder{proc: "/proc", budget: ownerBudget}
-	for i, o := range finder.find(ctx, sockets, 0).owners {
-		list[i].PID, list[i].Comm = o.pid, o.comm
+	found := finder.find(ctx, sockets, 0)
+	for i := range list {
+		o, ok := found.owners[uint64(i)]
+		list[i].PID, list[i].Comm, list[i].Sought = o.pid, o.comm, !ok && found.next == 0 && !found.denied
 	}
 }

@@ -51,6 +51,8 @@ type entry struct {
 	// searches is how often /proc was searched for the owner while it was unknown;
 	// partial, how often in vain where it could not be read in full.
 	searches, partial uint8
+	// passed: more than one process used it, and the owner is to be searched for.
+	passed bool
 }
 
 // model is the state of the observer: which sockets there are, by cookie. It
@@ -210,7 +212,7 @@ func (m *model) put(s Socket) (Event, bool, scope) {
 		en = new(entry)
 		m.sockets[s.Cookie] = en
 	} else {
-		s.Sought = en.socket.Sought && s.PID == 0 && s.Comm == ""
+		s.Sought = en.socket.Sought && s.PID == en.socket.PID && s.Comm == en.socket.Comm
 		same := s
 		same.Observed = en.socket.Observed
 		if same.PID == en.socket.PID {
@@ -222,6 +224,7 @@ func (m *model) put(s Socket) (Event, bool, scope) {
 	}
 	if s.PID != 0 && (s.PID != en.socket.PID || s.Comm != en.socket.Comm) {
 		m.fresh[s.Cookie] = time.Now()
+		en.passed = en.passed || en.socket.PID != 0 && en.socket.PID != s.PID
 	}
 	en.socket = s
 	en.tracked = true

@@ -180,6 +180,9 @@ func (s *session) run(ctx context.Context, h Handler) error {
 
 	e.holders = finder.holders
 	e.exits = s.exits
+	if s.object != nil {
+		s.exits.named = s.object.Map(bpf.SockMapOwners)
+	}
 
 	s.running.Store(e)
 	defer s.running.Store(nil)

@@ -27,20 +27,24 @@ const (
 
 // findOwners searches for the processes of sockets that only a dump knew, and of those
 // that searchOwner asked for, until ctx ends. It also looks whether processes still have
-// their sockets and names. Searches are paced, however many sockets there are.
+// their sockets and names; audits do so, and each tenth, unless their interval was configured,
+// searches for all. Searches are paced, however many sockets there are.
 func (e *engine) findOwners(ctx context.Context) {
 	if e.owners == nil {
 		return
 	}
-	audit := e.nextAudit(time.Now(), 0)
+	audit, audits, share := e.nextAudit(time.Now(), 0), 0, time.Duration(0)
 	for schedule.Wait(ctx, audit, e.ownersWanted) == nil {
 		all := !audit.IsZero() && !time.Now().Before(audit)
+		every := all && (!e.paced || audits%boundAudits == 0)
 		cost := e.lookAtOwners(ctx, all)
-		if wanted := e.ownerless(all); len(wanted) > 0 {
-			cost += e.sweep(ctx, wanted)
+		swept := e.sweep(ctx, e.wanted(all, every))
+		if every {
+			share = swept / boundAudits
 		}
 		if all {
-			audit = e.nextAudit(time.Now(), cost)
+			audits++
+			audit = e.nextAudit(time.Now(), cost+share)
 		}
 	}
 }
@@ -48,17 +52,25 @@ func (e *engine) findOwners(ctx context.Context) {
 // sweep searches all of /proc for the processes of sockets, by as many searches as
 // that takes. It returns what they cost.
 func (e *engine) sweep(ctx context.Context, wanted []Socket) (cost time.Duration) {
+	best := make(map[uint64]owner, len(wanted))
 	denied, next := false, uint32(0)
-	for len(wanted) > 0 && ctx.Err() == nil {
+	for more := len(wanted) > 0; more && ctx.Err() == nil; more = next != 0 {
 		seen := Now()
 		var found findings
 		took := measured(func() { found = e.owners(ctx, wanted, next) })
 		cost += took
 		next, denied = found.next, denied || found.denied
-		wanted = e.setOwners(wanted, found.owners, seen)
+		for cookie, o := range found.owners {
+			if old, ok := best[cookie]; ok && !o.before(old) {
+				delete(found.owners, cookie)
+			} else {
+				best[cookie] = o
+			}
+		}
+		e.setOwners(wanted, found.owners, seen)
 		if next == 0 {
+			wanted = slices.DeleteFunc(wanted, func(s Socket) bool { _, ok := best[s.Cookie]; return ok })
 			e.sought(wanted, !denied)
-			wanted = nil
 		}
 		_ = schedule.Sleep(ctx, max(ownerPause, schedule.Rest(took, ownerShare)))
 	}
@@ -158,7 +170,8 @@ func (e *engine) held(sockets []Socket, found map[uint64]owner) {
 		}
 		o, ok := found[sockets[i].Cookie]
 		switch {
-		case !ok:
+		case !ok || en.passed:
+			en.passed = false
 			e.searchOwner(sockets[i].Cookie)
 		case o.comm != en.socket.Comm:
 			en.socket.Comm, en.socket.Observed = o.comm, 0
@@ -206,6 +219,30 @@ func (e *engine) exited(pids []uint32) error {
 	return nil
 }
 
+// rename takes in that processes have another name now, or run another program, which may
+// not have all sockets: once for a batch, as it walks all sockets. It needs e.mu.
+func (e *engine) rename() {
+	if len(e.renames) == 0 {
+		return
+	}
+	for cookie, en := range e.model.sockets {
+		by, ok := e.renames[en.socket.PID]
+		if !ok {
+			continue
+		}
+		e.model.fresh[cookie] = time.Now()
+		if en.socket.Comm == by.Comm {
+			continue
+		}
+		en.socket.Comm, en.socket.PIDSeen, en.socket.Observed = by.Comm, by.Observed, by.Observed
+		if change := (Event{Socket: en.socket}); !e.isPending(&change) {
+			e.batch = append(e.batch, change)
+		}
+	}
+	clear(e.renames)
+	e.planLook()
+}
+
 // searchOwner implements Observer.SearchOwner.
 func (e *engine) searchOwner(cookie uint64) {
 	e.requestMu.Lock()
@@ -223,16 +260,16 @@ func (e *engine) takeRequested() map[uint64]struct{} {
 	return taken
 }
 
-// ownerless returns the sockets whose process is neither known nor was searched for,
-// and those that searchOwner asked for. An audit tries again what was in vain.
-func (e *engine) ownerless(audit bool) []Socket {
+// wanted returns the sockets whose process is neither known nor was searched for, and those
+// that searchOwner asked for, or every one. An audit tries again what was in vain.
+func (e *engine) wanted(audit, every bool) []Socket {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	requested := e.takeRequested()
 	var wanted []Socket
 	for cookie, en := range e.model.sockets {
 		_, asked := requested[cookie]
-		if asked || en.unowned() && (en.searches == 0 || audit && en.searches < maxSearches) {
+		if asked || every || en.unowned() && (en.searches == 0 || audit && en.searches < maxSearches) {
 			wanted = append(wanted, en.socket)
 		}
 	}
@@ -250,31 +287,34 @@ func (e *engine) current(old *Socket) *entry {
 }
 
 // setOwners notes the processes that a search found, which began at the time seen of
-// CLOCK_MONOTONIC, in nanoseconds, and returns the sockets for which it found none.
-func (e *engine) setOwners(wanted []Socket, found map[uint64]owner, seen int64) (missing []Socket) {
+// CLOCK_MONOTONIC, in nanoseconds, also in wanted.
+func (e *engine) setOwners(wanted []Socket, found map[uint64]owner, seen int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var changes []Event
 	for i := range wanted {
 		o, ok := found[wanted[i].Cookie]
-		if !ok {
-			missing = append(missing, wanted[i])
+		en := e.current(&wanted[i])
+		if !ok || en == nil {
 			continue
 		}
-		if en := e.current(&wanted[i]); en != nil {
-			en.socket.takeProcess(&Socket{PID: o.pid, Comm: o.comm, PIDSeen: seen})
-			en.socket.Observed, en.socket.Sought, en.partial = 0, false, 0
-			e.model.fresh[en.socket.Cookie] = time.Now()
-			changes = append(changes, Event{Socket: en.socket})
+		s := &en.socket
+		en.partial, s.PIDSeen = 0, seen
+		if same := s.PID == o.pid && s.Comm == o.comm; !same || !s.Sought {
+			if s.Sought, s.Observed = same, 0; !same {
+				s.takeProcess(&Socket{PID: o.pid, Comm: o.comm, PIDSeen: seen})
+				e.model.fresh[s.Cookie] = time.Now()
+			}
+			changes = append(changes, Event{Socket: *s})
 		}
+		wanted[i] = *s
 	}
 	e.reportDumped(changes)
-	return missing
 }
 
-// sought notes the sockets for which all of /proc was searched in vain. If it could not
-// be read in full, the search is repeated. An agent without root's rights never reads
-// all, so that ends after maxSearches: rules wait for the search.
+// sought notes the sockets for which all of /proc was searched in vain: nobody has them,
+// whoever had. If it could not be read in full, the search is repeated. An agent without
+// root's rights never reads all, so that ends after maxSearches: rules wait for the search.
 func (e *engine) sought(missing []Socket, complete bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -290,6 +330,9 @@ func (e *engine) sought(missing []Socket, complete bool) {
 		}
 		en.partial, en.searches = 0, min(en.searches+1, maxSearches)
 		en.socket.Sought, en.socket.Observed = true, 0
+		if complete && en.socket.PID != 0 {
+			en.socket.takeProcess(&Socket{})
+		}
 		changes = append(changes, Event{Socket: en.socket})
 	}
 	e.reportDumped(changes)

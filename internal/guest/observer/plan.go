@@ -330,10 +330,12 @@ func (e *engine) finish(j job, covered scope, rows int) {
 func (e *engine) replace(covered scope, rows int) {
 	if e.live && !e.stale {
 		e.counters.resyncs.Add(1)
-		// The hooks may have forgotten a socket whose event was lost.
-		for _, en := range e.model.sockets {
+		// The hooks may have forgotten a socket whose event was lost, and so may be its owner's.
+		for cookie, en := range e.model.sockets {
 			en.tracked = false
+			e.model.fresh[cookie] = time.Now()
 		}
+		e.planLook()
 		if covered&scopeTCPBound == 0 {
 			// Nothing can tell which of these still exist.
 			e.forgetBound()

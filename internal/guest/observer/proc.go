@@ -26,13 +26,19 @@ import (
 
 // owner is a process that holds a socket.
 type owner struct {
-	pid  uint32
-	comm string
+	pid     uint32
+	comm    string
+	started time.Duration // since boot, as Stat has it
 }
 
-// ownerFinder finds the processes of sockets that only a dump knows. There is no
-// index from socket to process, so it reads the descriptors of all processes, and
-// stops when all are found. A search that uses up its budget is continued by another.
+// before reports whether o is the owner of a socket that p has, too.
+func (o owner) before(p owner) bool {
+	return cmp.Or(cmp.Compare(o.started, p.started), cmp.Compare(o.pid, p.pid)) < 0
+}
+
+// ownerFinder finds the processes that have sockets. There is no index from socket to
+// process, so it reads the descriptors of all processes. A search that uses up its budget
+// is continued by another.
 type ownerFinder struct {
 	proc   string // "/proc"
 	budget int    // descriptors to read in one search
@@ -55,50 +61,78 @@ type findings struct {
 func (f *ownerFinder) find(ctx context.Context, sockets []Socket, from uint32) (r findings) {
 	r.owners = make(map[uint64]owner)
 	cookies := inodes(sockets, f.aliases())
+	if len(cookies) == 0 {
+		return r
+	}
 	pids, err := f.pids(from)
 	r.denied = err != nil
 	budget := f.budget
 	for _, pid := range pids {
-		switch {
-		case len(cookies) == 0:
-			return r
-		case ctx.Err() != nil || budget <= 0:
+		if ctx.Err() != nil || budget <= 0 {
 			r.next = pid
 			return r
 		}
-		read, err := f.scan(pid, cookies, r.owners)
+		read, err := f.scan(pid, cookies, func(inode uint32, o owner) bool {
+			for _, cookie := range cookies[inode] {
+				if old, ok := r.owners[cookie]; !ok || o.before(old) {
+					r.owners[cookie] = o
+				}
+			}
+			return true
+		})
 		budget -= read
 		r.denied = r.denied || err != nil
 	}
 	return r
 }
 
-// scan notes the process as the owner of the sockets that it holds, which it takes from
-// cookies, and returns how many descriptors it read. A process that has ended holds none.
-func (f *ownerFinder) scan(pid uint32, cookies map[uint32][]uint64, owners map[uint64]owner) (read int, err error) {
-	err = eachName(filepath.Join(f.proc, strconv.FormatUint(uint64(pid), 10), "fd"), func(dir int, fd string) bool {
-		read++
-		inode, ok := socketInode(dir, fd)
-		if !ok || cookies[inode] == nil {
-			return true
-		}
-		comm := nameBeside(dir)
-		if comm == "" {
-			return false // it has ended
-		}
-		for _, cookie := range cookies[inode] {
-			owners[cookie] = owner{pid: pid, comm: comm}
-		}
-		delete(cookies, inode)
-		return len(cookies) > 0
-	})
+// scan calls holds with the inodes of cookies that a process has, until it returns false, and
+// returns how many descriptors it read. A process that has ended has none. Its first thread
+// alone may have ended.
+func (f *ownerFinder) scan(pid uint32, cookies map[uint32][]uint64, holds func(inode uint32, o owner) bool) (read int, err error) {
+	process := filepath.Join(f.proc, strconv.FormatUint(uint64(pid), 10))
+	var o owner // once it is read
+	var denied error
+	descriptors := func(thread, stat string) error {
+		return eachName(filepath.Join(thread, "fd"), func(dir int, fd string) bool {
+			read++
+			inode, err := socketInode(dir, fd)
+			if errors.Is(err, os.ErrPermission) {
+				denied = err
+			}
+			if cookies[inode] == nil {
+				return true
+			}
+			if o.pid == 0 {
+				b, err := cgroup.ReadAt(dir, stat, maxStat)
+				if err != nil {
+					return false // it has ended
+				}
+				// Its pid may be another process's by now, but not this directory.
+				parsed, err := ParseStat(b)
+				if err != nil {
+					return false
+				}
+				o = owner{pid, parsed.Name, parsed.Started}
+			}
+			return holds(inode, o)
+		})
+	}
+	if err = descriptors(process, "../stat"); err == nil && read == 0 {
+		err = eachName(filepath.Join(process, "task"), func(_ int, thread string) bool {
+			_ = descriptors(filepath.Join(process, "task", thread), "../../../stat")
+			return read == 0
+		})
+	}
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		err = nil
 	}
-	return read, err
+	return read, cmp.Or(err, denied)
 }
 
-// holders returns the sockets that their process still has, and its name now. What cannot
+const maxStat = 4096
+
+// holders returns the sockets that their process still has, with its name now. What cannot
 // be read is as it was.
 func (f *ownerFinder) holders(ctx context.Context, sockets []Socket) map[uint64]owner {
 	held := make(map[uint64]owner, len(sockets))
@@ -111,28 +145,23 @@ func (f *ownerFinder) holders(ctx context.Context, sockets []Socket) map[uint64]
 		}
 		of := sockets[:n]
 		sockets = sockets[n:]
-		_, err := f.scan(pid, inodes(of, aliases), held)
+		cookies := inodes(of, aliases)
+		_, err := f.scan(pid, cookies, func(inode uint32, o owner) bool {
+			for _, cookie := range cookies[inode] {
+				held[cookie] = o
+			}
+			delete(cookies, inode)
+			return len(cookies) > 0
+		})
 		unread := err != nil || ctx.Err() != nil
 		for i := range of {
 			if _, ok := held[of[i].Cookie]; !ok && (unread || of[i].Inode == 0) {
-				held[of[i].Cookie] = owner{of[i].PID, of[i].Comm}
+				held[of[i].Cookie] = owner{pid: of[i].PID, comm: of[i].Comm}
 			}
 		}
 	}
 	return held
 }
-
-// nameBeside returns the name of the process whose open directory of descriptors
-// this is, "" if it has ended. Its pid may be another process's by now.
-func nameBeside(dir int) string {
-	b, err := cgroup.ReadAt(dir, "../comm", maxComm)
-	if err != nil {
-		return ""
-	}
-	return string(bytes.TrimSuffix(b, []byte("\n")))
-}
-
-const maxComm = 64
 
 // pids returns the pids of /proc that are from or higher, in order.
 func (f *ownerFinder) pids(from uint32) (pids []uint32, err error) {
@@ -211,17 +240,20 @@ func eachName(path string, f func(dir int, name string) bool) error {
 	}
 }
 
-// socketInode reads a link of /proc/PID/fd and returns N of "socket:[N]".
-func socketInode(dir int, name string) (uint32, bool) {
+// socketInode reads a link of /proc/PID/fd and returns N of "socket:[N]", 0 for another.
+func socketInode(dir int, name string) (uint32, error) {
 	var b [64]byte
 	n, err := unix.Readlinkat(dir, name, b[:])
 	if err != nil {
-		return 0, false
+		return 0, err
 	}
 	number, ok := bytes.CutPrefix(b[:n], []byte("socket:["))
 	if !ok {
-		return 0, false
+		return 0, nil
 	}
 	inode, err := strconv.ParseUint(string(bytes.TrimSuffix(number, []byte("]"))), 10, 32)
-	return uint32(inode), err == nil
+	if err != nil {
+		return 0, nil //nolint:nilerr // no socket has such a number
+	}
+	return uint32(inode), nil
 }

@@ -26,9 +26,7 @@ func fakeProc(t *testing.T, processes map[string][]string) string {
 		if err := os.MkdirAll(fds, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(root, pid, "comm"), []byte("name-"+pid+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeStat(t, root, pid, 7)
 		for i, l := range links {
 			if err := os.Symlink(l, filepath.Join(fds, fmt.Sprint(i))); err != nil {
 				t.Fatal(err)
@@ -36,6 +34,35 @@ func fakeProc(t *testing.T, processes map[string][]string) string {
 		}
 	}
 	return root
+}
+
+// writeStat says when a process started, in ticks.
+func writeStat(t *testing.T, root, pid string, started int) {
+	t.Helper()
+	stat := fmt.Sprintf("%s (name-%s) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, pid, started)
+	if err := os.WriteFile(filepath.Join(root, pid, "stat"), []byte(stat), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Of several processes that have a socket the oldest owns it, whatever pid it has.
+func TestOldestHolderIsOwner(t *testing.T) {
+	has := []string{"socket:[100]"}
+	f := ownerFinder{budget: 1000, proc: fakeProc(t, map[string][]string{"9": has, "10": has, "11": has, "12": {}})}
+	thread := filepath.Join(f.proc, "12", "task", "13", "fd") // of a process whose first thread has ended
+	if err := errors.Join(os.MkdirAll(thread, 0o700), os.Symlink(has[0], filepath.Join(thread, "3"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		pid           string
+		started, want int
+	}{{"9", 7, 9}, {"11", 6, 11}, {"10", 6, 10}, {"12", 5, 12}} {
+		writeStat(t, f.proc, c.pid, c.started)
+		got := f.find(t.Context(), []Socket{{Cookie: 1, Inode: 100}}, 0).owners[1]
+		if got.pid != uint32(c.want) || got.comm != fmt.Sprintf("name-%d", c.want) {
+			t.Errorf("owner %+v after %s started at %d, want %d", got, c.pid, c.started, c.want)
+		}
+	}
 }
 
 func TestOwners(t *testing.T) {
@@ -59,7 +86,7 @@ func TestOwners(t *testing.T) {
 		{Cookie: 5, Address: address, Port: 83, Listening: true},
 		{Cookie: 6, Inode: 102, Protocol: port.UDP, Address: address, Port: 80, Listening: true},
 	}, 0).owners
-	want := map[uint64]owner{1: {10, "name-10"}, 2: {20, "name-20"}, 6: {10, "name-10"}}
+	want := map[uint64]owner{1: {10, "name-10", 7 * tick}, 2: {20, "name-20", 7 * tick}, 6: {10, "name-10", 7 * tick}}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -90,7 +117,8 @@ func TestHolders(t *testing.T) {
 		{Cookie: 6, PID: 40, Comm: "was", Inode: 400},                                                                  // must not be read
 		{Cookie: 7, PID: 20, Comm: "was"},
 	})
-	want := map[uint64]owner{1: {20, "name-20"}, 2: {10, "name-10"}, 3: {20, "name-20"}, 6: {40, "was"}, 7: {20, "was"}}
+	ten, twenty := owner{10, "name-10", 7 * tick}, owner{20, "name-20", 7 * tick}
+	want := map[uint64]owner{1: twenty, 2: ten, 3: twenty, 6: {pid: 40, comm: "was"}, 7: {pid: 20, comm: "was"}}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -151,12 +179,12 @@ func TestUnreadableProcessIsReported(t *testing.T) {
 // A process that ends while it is read has no name.
 func TestOwnerWithoutNameIsSkipped(t *testing.T) {
 	root := fakeProc(t, map[string][]string{"10": {"socket:[100]"}, "11": {"socket:[100]"}})
-	if err := os.Remove(filepath.Join(root, "10", "comm")); err != nil {
+	if err := os.Remove(filepath.Join(root, "10", "stat")); err != nil {
 		t.Fatal(err)
 	}
 	f := ownerFinder{budget: 1000, proc: root}
 	got := f.find(t.Context(), []Socket{{Cookie: 1, Inode: 100}}, 0).owners
-	if want := map[uint64]owner{1: {11, "name-11"}}; !maps.Equal(got, want) {
+	if want := map[uint64]owner{1: {11, "name-11", 7 * tick}}; !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

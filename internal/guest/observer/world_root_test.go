@@ -245,6 +245,24 @@ func observe(t testing.TB, r *room, o Options) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return watch(t, r, obs)
+}
+
+// observeAudited is observe with audits that may come sooner than a user can have them.
+func observeAudited(t testing.TB, r *room, set string, audit time.Duration) *world {
+	t.Helper()
+	o := options(set)
+	o.Audit, o.Logger = -1, testLogger(t)
+	obs, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obs.options.Audit = audit
+	return watch(t, r, obs)
+}
+
+func watch(t testing.TB, r *room, obs *Observer) *world {
+	t.Helper()
 	w := &world{room: r, recorder: newRecorder(), t: t, observer: obs}
 	t.Cleanup(run(t, r, obs, w.recorder))
 	w.await(t, func() string { return "no first Replace" }, func() bool { return w.replaces > 0 })

@@ -869,7 +869,7 @@ func TestDialAfterTheLease(t *testing.T) {
 	p := r.start(r.container, "web", fmt.Sprintf("tohost %d %d", n, leasePort))
 	p.granted()
 	b, _ := r.published()
-	if b.Owner.Name != "web" || !targets.Contains(b.Address) || b.Port != leasePort {
+	if b.Owner.Name != "web" || !Targets.Contains(b.Address) || b.Port != leasePort {
 		t.Errorf("published %+v", b)
 	}
 	for _, target := range []netip.AddrPort{

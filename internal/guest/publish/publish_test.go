@@ -24,7 +24,7 @@ import (
 // What a container publishes never takes a host port from a server of the guest.
 func TestYieldsToTheGuest(t *testing.T) {
 	host := netip.MustParseAddrPort("127.0.0.1:3000")
-	published := claims.Claim{Key: port.Key{Protocol: port.TCP, Address: targets.Addr().Next(), Port: 3000}, Host: host}
+	published := claims.Claim{Key: port.Key{Protocol: port.TCP, Address: Targets.Addr().Next(), Port: 3000}, Host: host}
 	for _, a := range []string{"127.0.0.1", "0.0.0.0"} {
 		guest := claims.Claim{Key: port.Key{Protocol: port.TCP, Address: netip.MustParseAddr(a), Port: 3000}, Host: host}
 		for _, list := range [][]claims.Claim{{published, guest}, {guest, published}} {

@@ -64,7 +64,7 @@ const (
 
 // New returns a server, which does nothing until Run.
 func New(o Options) *Server {
-	s := &Server{opt: o, log: o.Logger, flows: own.NewAcceptor(o.Logger, own.ForFlow), leases: make(map[netip.Addr]*hostLease), last: targets.Addr()}
+	s := &Server{opt: o, log: o.Logger, flows: own.NewAcceptor(o.Logger, own.ForFlow), leases: make(map[netip.Addr]*hostLease), last: Targets.Addr()}
 	s.peers = peer.NewServer(peer.Options{
 		Socket: o.Socket, Limits: o.Limits,
 		Container: func(_ context.Context, cgroups []string) (port.Owner, error) { return o.Container(cgroups) },

@@ -23,11 +23,12 @@ import (
 	"github.com/fairlead/fairlead/internal/port"
 )
 
-// targets has the addresses that stand for containers which publish a port. They are of
+// Targets has the addresses that stand for containers which publish a port. They are of
 // the loopback, so they are never wider than it, and lead nowhere in the guest. A
 // publication at one of them never wins a host port against a server of the guest at
-// 127.0.0.1 or at all addresses. Of two of them the lower address wins.
-var targets = netip.MustParsePrefix("127.102.0.0/16")
+// 127.0.0.1 or at all addresses. Of two of them the lower address wins. Servers of the guest
+// at them are not dialled.
+var Targets = netip.MustParsePrefix("127.102.0.0/16")
 
 // maxPending bounds the connections that one client was asked for and has not answered.
 const maxPending = 64
@@ -95,8 +96,8 @@ func (s *Server) enter(h *hostLease) error {
 	defer s.mu.Unlock()
 	after := s.lastFor(h.request.As)
 	for range 1 << 16 {
-		if s.last = s.last.Next(); !targets.Contains(s.last) {
-			s.last = targets.Addr().Next()
+		if s.last = s.last.Next(); !Targets.Contains(s.last) {
+			s.last = Targets.Addr().Next()
 		}
 		if _, taken := s.leases[s.last]; !taken && after.Less(s.last) {
 			h.target = netip.AddrPortFrom(s.last, h.request.As)
@@ -109,7 +110,7 @@ func (s *Server) enter(h *hostLease) error {
 
 // lastFor returns the last address of the leases for a host port. s.mu is held.
 func (s *Server) lastFor(number uint16) netip.Addr {
-	last := targets.Addr()
+	last := Targets.Addr()
 	for a, h := range s.leases {
 		if h.target.Port() == number && last.Less(a) {
 			last = a
@@ -149,7 +150,7 @@ func (h *hostLease) binding() port.Binding {
 // Dial connects to a target in the guest: to a container that published a port, else by
 // the network.
 func (s *Server) Dial(ctx context.Context, network string, target netip.AddrPort) (net.Conn, error) {
-	if !targets.Contains(target.Addr()) {
+	if !Targets.Contains(target.Addr()) {
 		return forward.DialGuest(ctx, network, target)
 	}
 	s.mu.Lock()

@@ -299,22 +299,47 @@ func TestServiceOwnsNodePortsOfKubeProxy(t *testing.T) {
 	}
 }
 
-// A denial of a Service holds where kube-proxy serves its node port.
+// A denial of a Service holds where kube-proxy serves its node port, also as a part of another
+// program, which its NAT rules tell.
 func TestDenialOfServiceOnTheLoopback(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGuarded(t)
-		services := g.Feed("kube")
-		proxy := socket("1", "127.0.0.1:30080", "kube-proxy")
-		g.docker.Replace(nil)
-		services.Replace(nil)
-		g.sockets.Apply(put([]port.Binding{proxy}))
-		g.wantPort(t, "no Service yet", "127.0.0.1:30080", "pending")
-		services.Replace([]port.Binding{declared("s", "0.0.0.0:30080", port.OwnerService, "secret")})
-		time.Sleep(2 * ownerWait)
-		g.wantPort(t, "the Service's", "127.0.0.1:30080", "deny")
-		services.Replace([]port.Binding{declared("s", "0.0.0.0:30080", port.OwnerService, "front")})
-		g.wantPort(t, "another Service's", "127.0.0.1:30080", "allow")
-	})
+	rule := nat("r", "192.168.1.9:30080", "10.42.0.5:80")
+	rule.Maker = port.MakerKubeProxy
+	users := socket("1", "127.0.0.1:30080", "k3s-server")
+	users.Hints.User = 1000
+	for _, c := range []struct {
+		name          string
+		socket        port.Binding
+		rules         []port.Binding
+		first, denied string // without a Service, and with one that is denied
+	}{
+		{"kube-proxy", socket("1", "127.0.0.1:30080", "kube-proxy"), nil, "pending", "deny"},
+		{"k3s", socket("1", "127.0.0.1:30080", "k3s-server"), []port.Binding{rule}, "pending", "deny"},
+		{"k3s, IPv6", socket("1", "[::1]:30080", "k3s-server"), []port.Binding{rule}, "pending", "deny"},
+		{"MicroK8s", socket("1", "127.0.0.1:30080", "kubelite"), []port.Binding{rule}, "pending", "deny"},
+		{"no rule of kube-proxy", socket("1", "127.0.0.1:30080", "web"), []port.Binding{nat("r", "192.168.1.9:30080", "10.42.0.5:80")}, "allow", "allow"},
+		{"a rule of another port", socket("1", "127.0.0.1:30081", "web"), []port.Binding{rule}, "allow", "allow"},
+		{"a user's", users, []port.Binding{rule}, "allow", "allow"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newGuarded(t)
+				services, at := g.Feed("kube"), c.socket.AddrPort().String()
+				g.docker.Replace(nil)
+				services.Replace(nil)
+				g.nat.Replace(c.rules)
+				g.sockets.Apply(put([]port.Binding{c.socket}))
+				g.wantPort(t, "no Service yet", at, c.first)
+				claim := func(name string) {
+					services.Replace([]port.Binding{declared("4", "0.0.0.0:30080", port.OwnerService, name), declared("6", "[::]:30080", port.OwnerService, name)})
+				}
+				claim("secret")
+				time.Sleep(2 * ownerWait)
+				g.wantPort(t, "the Service's", at, c.denied)
+				claim("front")
+				g.wantPort(t, "another Service's", at, "allow")
+			})
+		})
+	}
 }
 
 func TestServedPortOutlivesItsEngine(t *testing.T) {

@@ -52,15 +52,17 @@ func compile(ms []member, all slots) []merged {
 	return pubs
 }
 
-// compare orders the members of a slot.
+// compare orders the members of a slot, by nothing that differs in an agent that starts now. The
+// cookies of sockets are numbers.
 func (m member) compare(o member) int {
+	a, b := m.binding.Origin.ID, o.binding.Origin.ID
 	return cmp.Or(
 		m.binding.Address.Compare(o.binding.Address),
 		// What is withheld is dialled last; the rest in the order of the sources.
 		cmp.Compare(m.withheldRank(), o.withheldRank()),
 		cmp.Compare(m.order, o.order),
-		m.binding.Since.Compare(o.binding.Since),
-		strings.Compare(m.binding.Origin.ID, o.binding.Origin.ID),
+		cmp.Compare(len(a), len(b)),
+		strings.Compare(a, b),
 	)
 }
 
@@ -116,12 +118,11 @@ func (m member) stale() bool {
 	return s != nil && s.status.State == Stale && s.r.engines[s.name]
 }
 
-// others returns who else may serve the bindings of one key: owners whom other
-// engines claim it for, and those behind NAT rules.
-func others(ms, slot []member, owner port.Owner, known precedence, all slots) (out []port.OtherOwner) {
+// others returns who else may serve the bindings of one key, of which lend lend it their
+// servers: owners whom other engines claim it for, those behind NAT rules, and those of sockets
+// that share it.
+func others(ms, lend, slot []member, owner port.Owner, known precedence, all slots) (out []port.OtherOwner) {
 	add := func(o port.Owner, rival bool) { out = appendOther(out, owner, port.OtherOwner{Owner: o, Rival: rival}) }
-	owning := owners(ms, slot, all)
-	live := slices.ContainsFunc(owning, func(m member) bool { _, p := m.owner(all); return p == known && !m.stale() })
 	for _, m := range ms {
 		if a := m.attribution; a != nil {
 			for _, o := range a.rivals {
@@ -130,27 +131,62 @@ func others(ms, slot []member, owner port.Owner, known precedence, all slots) (o
 		}
 		m.leadsTo(all, func(o port.Owner) { add(o, false) })
 	}
-	for _, m := range owning {
-		if o, p := m.owner(all); p == known && p >= service && (!live || !m.stale()) {
-			add(o, true)
+	if owning := owners(ms, slot, all); slices.ContainsFunc(owning, member.declared) {
+		live := slices.ContainsFunc(owning, func(m member) bool { _, p := m.owner(all); return p == known && !m.stale() })
+		for _, m := range owning {
+			if o, p := m.owner(all); p == known && p >= service && (!live || !m.stale()) {
+				add(o, true)
+			}
 		}
 	}
+	servers(lend, known, all, func(o port.Owner) { add(o, false) })
 	return out
 }
 
-// appendOther appends o if it is known, not owner, and not in the list. One who is both a
-// rival and behind a NAT rule is a rival.
+// servers calls f with the owners of the sockets among the bindings that lend a key their
+// servers. Each may serve it (SO_REUSEPORT, or SO_REUSEADDR of UDP). known is how well the owner
+// of the key is known: if better than by its process, a relay and a process that is not known
+// serve that owner.
+func servers(lend []member, known precedence, all slots, f func(port.Owner)) {
+	for _, m := range lend {
+		if m.binding.Origin.Source != port.SourceSocket {
+			continue
+		}
+		o, p := m.owner(all)
+		if known <= process || p > process || o.Kind == port.OwnerProcess && !relays(o.Name) {
+			f(o)
+		}
+	}
+}
+
+// appendOther appends o if it is not owner, and not in the list. One who is both a rival and
+// not is a rival. Rules see no more of a process than its name: the workers of a server are one.
+// A process that is not known is another one than a process, and nobody beside other owners.
 func appendOther(list []port.OtherOwner, owner port.Owner, o port.OtherOwner) []port.OtherOwner {
-	if o.Kind == port.OwnerUnknown || sameContainer(o.Owner, owner) {
+	if sameServer(o.Owner, owner) || o.Kind == port.OwnerUnknown && owner.Kind != port.OwnerProcess && owner.Held == nil {
 		return list
 	}
 	for i := range list {
-		if sameContainer(list[i].Owner, o.Owner) {
+		if sameServer(list[i].Owner, o.Owner) {
 			list[i].Rival = list[i].Rival || o.Rival
 			return list
 		}
 	}
+	if o.Kind == port.OwnerProcess {
+		o.ID = ""
+	}
 	return append(list, o)
+}
+
+// sameServer reports whether rules take two owners for one.
+func sameServer(a, b port.Owner) bool {
+	switch {
+	case a.Kind == port.OwnerProcess && b.Kind == port.OwnerProcess:
+		return a.Name == b.Name
+	case (a.Held == nil) != (b.Held == nil), a.Held != nil && a.Held.Process != b.Held.Process:
+		return false
+	}
+	return sameContainer(a, b)
 }
 
 func precedenceOf(k port.OwnerKind) precedence {
@@ -289,7 +325,7 @@ func publication(ms, slot, nat []member, all slots) merged {
 	p.setAge(ms)
 	p.SetNamed("", demands(ms))
 	if len(ms) > 1 || ms[0].nat() || ms[0].attribution != nil {
-		p.Others = others(ms, slot, owner, known, all)
+		p.Others = others(ms, lend, slot, owner, known, all)
 	}
 	for _, m := range ms {
 		b := m.binding
@@ -373,10 +409,12 @@ func ownerOf(ms, slot []member, all slots) (port.Owner, precedence) {
 	return owner, known
 }
 
-// kubeProxy reports whether a socket is kube-proxy's: of root's process on this machine, in no
-// container, or in its pod.
+// kubeProxy reports whether a socket of the loopback is kube-proxy's: of root's process on this
+// machine, in no container, or in its pod. Where another program has kube-proxy in it, as k3s,
+// its NAT rules of the port tell.
 func (m member) kubeProxy(all slots) bool {
-	if program(m.binding) != "kube-proxy" || m.binding.Hints.User != 0 {
+	b := m.binding
+	if m.nat() || b.Hints.User != 0 || !b.Address.IsLoopback() || program(b) != "kube-proxy" && !ruled(all(b.Slot()), port.MakerKubeProxy) {
 		return false
 	}
 	o, _ := m.owner(all)

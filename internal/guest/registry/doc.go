@@ -47,5 +47,10 @@
 //
 // A live engine is believed before a stale one. If two live engines claim a port for
 // different containers, and the rules decide differently for these, the port is pending
-// and names both. A deny rule holds for each owner that a port's NAT rules lead to.
+// and names both. Sockets of several owners can have one address and port (SO_REUSEPORT, and
+// SO_REUSEADDR of UDP), and NAT rules can lead to several: a deny rule holds for each of them,
+// and an allow list must allow each. Which of them is shown as the owner depends on the sockets'
+// cookies alone. The kernel gives each socket one for life, but numbers them for each CPU and
+// when somebody first asks (gen_cookie_next, Linux 6.18): they do not tell who came first, and so
+// not who of several gets a datagram.
 package registry

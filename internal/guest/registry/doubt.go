@@ -89,7 +89,7 @@ func (m member) uncertain(known precedence, all slots) (d doubt) {
 	case a != nil && a.known:
 		return d
 	}
-	if d.search = b.Searching && known < target; d.search || a != nil && a.container || known < target && relayed(b) {
+	if d.search = b.Searching && known < target; d.search || a != nil && a.container || known < target && (relayed(b) || m.kubeProxy(all)) {
 		d.owner = m.since()
 	}
 	return d
@@ -155,7 +155,12 @@ func relayed(b *kept) bool {
 	if b.Hints.Cgroup > rootCgroup && len(b.Hints.Paths) == 0 {
 		return true // of a cgroup that is gone, or cannot be seen
 	}
-	switch relayName(b.Owner.Name) {
+	return relays(b.Owner.Name)
+}
+
+// relays reports whether engines relay or reserve ports by a program of that name.
+func relays(name string) bool {
+	switch relayName(name) {
 	case "docker-proxy", "dockerd", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "passt", "conmon", "podman",
 		"nerdctl", "sleep", "crio", "kube-proxy":
 		return true

@@ -53,7 +53,7 @@ func TestDemandsOfAPort(t *testing.T) {
 	}
 	r.Feed(port.SourceDemand).Replace(set)
 	p, _ := r.Publications().View().Get(k)
-	if !slices.Equal(p.Demands(), []string{"svc/default/web:80/tcp", "web:80/tcp"}) || p.Source != port.SourceDemand {
+	if !slices.Equal(p.Demands(), []string{"web:80/tcp", "svc/default/web:80/tcp"}) || p.Source != port.SourceDemand {
 		t.Errorf("%q of %q", p.Demands(), p.Source)
 	}
 }

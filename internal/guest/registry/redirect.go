@@ -100,8 +100,9 @@ func (m member) leadsTo(all slots, f func(port.Owner)) {
 	for s, addr := range redirected(m.binding) {
 		slot := all(s)
 		if ms := serving(slot, addr); len(ms) > 0 {
-			o, _ := ownerOf(ms, slot, all)
+			o, known := ownerOf(ms, slot, all)
 			f(o)
+			servers(lenders(ms, slot), known, all, f)
 		}
 	}
 }

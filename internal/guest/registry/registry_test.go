@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -134,8 +135,8 @@ func TestMappedHalfIsHiddenBySocketOfIPv4(t *testing.T) {
 		"a listener":             {v4, "8", true},
 		"one of the same owner":  {binding("1", "0.0.0.0:80", 7), "7", true},
 		"a socket that is bound": {bound(v4), "7", false},
-		"one of an interface":    {elsewhere(v4), "7", false},
-		"another mapped half":    {half(binding("1", "[::]:80", 8)), "7", false},
+		"one of an interface":    {elsewhere(v4), "8", false},
+		"another mapped half":    {half(binding("1", "[::]:80", 8)), "8", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry()
@@ -335,65 +336,79 @@ func TestSinceIsKept(t *testing.T) {
 	}
 }
 
-// Whatever order changes arrive in, the table is what compiling all bindings gives.
+// Whatever arrives in whatever order, the table is what compiling all bindings gives: also those
+// of an agent that starts now, which sees all for the first time.
 func TestModel(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		r := newRegistry()
-		feeds := []Feed{r.Feed("socket"), r.Feed("nat"), r.Feed("docker")}
-		truth := make([]map[string]port.Binding, len(feeds))
-		for i := range truth {
-			truth[i] = map[string]port.Binding{}
+		names := []string{"socket", "nat", "docker", "demand"}
+		feeds, truth := make([]Feed, len(names)), make([]map[string]port.Binding, len(names))
+		for i, name := range names {
+			feeds[i], truth[i] = r.Feed(name), map[string]port.Binding{}
 		}
 		addrs := []string{"0.0.0.0", "127.0.0.1", "[::]", "[::1]", "10.0.0.1", "[fe80::1%eth0]"}
-		random := func() port.Binding {
-			b := binding(fmt.Sprint(rng.IntN(20)), fmt.Sprintf("%s:%d", addrs[rng.IntN(len(addrs))], 80+rng.IntN(3)), rng.IntN(2))
-			b.Mapped = b.Address == netip.IPv4Unspecified() && rng.IntN(2) == 0
-			b.Since = time.Unix(int64(rng.IntN(5))+1, 0)
+		id := func(i int) string {
+			if names[i] == "demand" {
+				return fmt.Sprintf("web%d:80/tcp", rng.IntN(20))
+			}
+			return strconv.FormatInt(int64(rng.IntN(20)), 16)
+		}
+		random := func(i int) port.Binding {
+			b := binding(id(i), fmt.Sprintf("%s:%d", addrs[rng.IntN(len(addrs))], 80+rng.IntN(3)), rng.IntN(2))
+			b.Owner.Name = []string{"web", "own-a", "own-b", "docker-proxy"}[rng.IntN(4)]
+			switch names[i] {
+			case "socket":
+				b.Mapped = b.Address == netip.IPv4Unspecified() && rng.IntN(2) == 0
+			case "nat":
+				b.Owner, b.Target = port.Owner{}, uint64(rng.IntN(2))
+				b.Hints.Targets = []netip.AddrPort{netip.MustParseAddrPort([]string{"127.0.0.1:81", "127.0.0.1:82", "172.17.0.2:80"}[rng.IntN(3)])}
+			case "docker":
+				b.Owner.Kind = port.OwnerContainer
+			}
+			if rng.IntN(4) == 0 {
+				b.Withheld = port.Because(port.Unlistened)
+			}
 			return b
 		}
 		for range 300 {
 			i := rng.IntN(len(feeds))
 			switch rng.IntN(6) {
 			case 0:
-				old := truth[i]
 				truth[i] = map[string]port.Binding{}
-				var set []port.Binding
 				for range rng.IntN(10) {
-					b := random()
-					truth[i][b.Origin.ID] = seenSince(old, b)
+					b := random(i)
+					truth[i][b.Origin.ID] = b
 				}
-				for _, b := range truth[i] {
-					set = append(set, b)
-				}
-				feeds[i].Replace(set)
+				feeds[i].Replace(slices.Collect(maps.Values(truth[i])))
 			case 1:
 				feeds[i].Stale(errors.New("x"))
 			default:
 				var c port.Change
 				for range rng.IntN(3) {
-					id := fmt.Sprint(rng.IntN(20))
-					c.Drop = append(c.Drop, port.Origin{ID: id})
-					delete(truth[i], id)
+					o := port.Origin{ID: id(i)}
+					c.Drop = append(c.Drop, o)
+					delete(truth[i], o.ID)
 				}
 				for range rng.IntN(3) {
-					b := random()
+					b := random(i)
 					c.Put = append(c.Put, b)
-					truth[i][b.Origin.ID] = seenSince(truth[i], b)
+					truth[i][b.Origin.ID] = b
 				}
 				feeds[i].Apply(c)
 			}
 		}
 		want := map[string]bool{}
 		slots := map[port.Slot][]member{}
-		sources := []*source{{name: "socket"}, {name: "nat"}, {name: "docker"}}
 		for rank, set := range truth {
 			for _, b := range set {
-				slots[b.Slot()] = append(slots[b.Slot()], member{order: int32(rank), binding: sources[rank].keep(&b)})
+				b.Since = time.Unix(int64(rng.IntN(5))+1, 0)
+				s := &source{name: names[rank], r: r}
+				slots[b.Slot()] = append(slots[b.Slot()], member{order: int32(rank), source: s, binding: s.keep(&b)})
 			}
 		}
 		for _, ms := range slots {
-			for _, p := range compile(ms, func(port.Slot) []member { return nil }) {
+			for _, p := range compile(ms, func(s port.Slot) []member { return slots[s] }) {
 				want[describe(p.Publication)] = true
 			}
 		}
@@ -407,20 +422,17 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// seenSince keeps the time at which the origin was first seen.
-func seenSince(old map[string]port.Binding, b port.Binding) port.Binding {
-	if was, ok := old[b.Origin.ID]; ok {
-		b.Since = was.Since
-	}
-	return b
-}
-
+// describe returns what a publication shows but for its age.
 func describe(p port.Publication) string {
-	var ids []string
-	for _, o := range p.Origins {
-		ids = append(ids, o.Source+"/"+o.ID)
+	name := func(o port.Owner) string { return fmt.Sprint(o.Kind, " ", o.ID, " ", o.Name) }
+	text := fmt.Sprint(p.Key, name(p.Owner), p.Source, p.Target, p.Demands(), p.Dial)
+	for _, o := range p.Others {
+		text += fmt.Sprint(", ", name(o.Owner), o.Rival)
 	}
-	return fmt.Sprint(p.Key, p.Owner.ID, ids, p.Dial)
+	for _, o := range p.Origins {
+		text += fmt.Sprint(", ", o.Source, "/", o.ID, o.Withheld)
+	}
+	return text
 }
 
 func BenchmarkApply(b *testing.B) {

@@ -19,7 +19,7 @@ func (f *Facts) chain(p *Publication) Chain {
 	for _, o := range p.Origins {
 		c.Steps = append(c.Steps, f.seen(o))
 	}
-	c.Steps = append(c.Steps, ownerStep(p.Owner))
+	c.Steps = append(c.Steps, p.ownerStep())
 	if !f.Host || !p.Decision.Allow {
 		c.Steps = append(c.Steps, ruleStep(p))
 	}
@@ -104,11 +104,27 @@ func (f *Facts) seen(o port.OriginInfo) Step {
 	return s
 }
 
-func ownerStep(o port.Owner) Step {
-	if o.Kind == port.OwnerUnknown {
-		return Step{Step: "owner", Mark: Warning, Text: "unknown"}
+func (p *Publication) ownerStep() Step {
+	var all []string
+	if p.Owner.Kind != port.OwnerUnknown {
+		all = append(all, Owner(p.Owner))
 	}
-	return Step{Step: "owner", Mark: OK, Text: Owner(o)}
+	for _, o := range p.Beside() {
+		name := "an unknown process"
+		if o.Kind != port.OwnerUnknown {
+			name = Owner(o.Owner)
+		}
+		all = append(all, name)
+	}
+	s := Step{Step: "owner", Mark: OK, Text: strings.Join(all, " and ")}
+	switch {
+	case len(all) == 0:
+		s.Mark, s.Text = Warning, "unknown"
+	case p.Holder != "":
+		s.Mark = Warning
+		s.Text += ", but " + p.Holder + " has the socket, as an audit will see"
+	}
+	return s
 }
 
 // Owner returns a human-readable name of an owner.

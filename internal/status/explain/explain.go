@@ -60,9 +60,11 @@ type Publication struct {
 	// GuestName is how the guest is shown.
 	GuestName string
 	URL       string // on a host that serves names: leads to it by one; empty otherwise
-	Rules     []rules.Step
-	Dials     []Dial
-	Outcomes  []port.SinkOutcome
+	// Holder is who has the socket if that is not the owner: "pid 811 (nginx)", or "no process".
+	Holder   string
+	Rules    []rules.Step
+	Dials    []Dial
+	Outcomes []port.SinkOutcome
 
 	closed *Publication // of the other family of the port, if that is closed and this one is not
 }

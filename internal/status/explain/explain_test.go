@@ -8,6 +8,7 @@ import (
 	"flag"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -479,6 +480,22 @@ func ownerPending(p Publication) Publication {
 	return p
 }
 
+// A process that has not got the socket is not its owner.
+func TestOwnerWithoutTheSocket(t *testing.T) {
+	for holder, want := range map[string]Step{
+		"":            {Step: "owner", Mark: OK, Text: "process web (9)"},
+		"pid 8 (api)": {Step: "owner", Mark: Warning, Text: "process web (9), but pid 8 (api) has the socket, as an audit will see"},
+	} {
+		p := pub(port.TCP, "0.0.0.0:8080", func(p *Publication) {
+			p.Owner, p.Holder = port.Owner{Kind: port.OwnerProcess, ID: "9", Name: "web"}, holder
+		})
+		r := Evaluate(Facts{Query: Query{Port: 8080}, Publications: []Publication{p}})
+		if !slices.Contains(r.Chains[0].Steps, want) {
+			t.Errorf("steps %+v, want %+v", r.Chains[0].Steps, want)
+		}
+	}
+}
+
 // It says that the server is told the client's address, and by which sinks it is not.
 func TestExplainProxyProtocol(t *testing.T) {
 	told := func(p *Publication) { p.ProxyProtocol = port.ProxyProtocolV2 }
@@ -505,6 +522,23 @@ func TestExplainProxyProtocol(t *testing.T) {
 		}
 		if step.Mark != c.mark || !strings.Contains(step.Text, c.want) || c.miss != "" && strings.Contains(step.Text, c.miss) {
 			t.Errorf("%s: %+v", name, step)
+		}
+	}
+}
+
+// All who serve a port are named, but for a Service's pods.
+func TestOwnerStepNamesAll(t *testing.T) {
+	process := port.OtherOwner{Owner: port.Owner{Kind: port.OwnerProcess, Name: "own-b"}}
+	pod := port.OtherOwner{Owner: port.Owner{Kind: port.OwnerContainer, Name: "web-0", Namespace: "shop"}}
+	for want, p := range map[string]port.Fact{
+		"process own-a (7) and process own-b":       {Owner: port.Owner{Kind: port.OwnerProcess, Name: "own-a", ID: "7"}, Others: []port.OtherOwner{process}},
+		"process own-a and an unknown process":      {Owner: port.Owner{Kind: port.OwnerProcess, Name: "own-a"}, Others: []port.OtherOwner{{}}},
+		"container web-0 of shop and process own-b": {Others: []port.OtherOwner{pod, process}},
+		"service web": {Owner: port.Owner{Kind: port.OwnerService, Name: "web"}, Others: []port.OtherOwner{pod}},
+		"unknown":     {},
+	} {
+		if got := (&Publication{Publication: port.Publication{Fact: p}}).ownerStep().Text; got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }

@@ -80,8 +80,14 @@ func (f *Facts) relocate(p *Publication, o port.SinkOutcome) string {
 	moved.To = to
 	s := give + "`" + moved.Command() + "`"
 	if f.Host {
-		t.OnConflict = port.OnConflictNext.String()
-		s += ", or the next free one: `" + t.Command() + "`"
+		which, c := "the next", port.OnConflictNext
+		for r := range o.Reason.All() {
+			if r.Code() == port.NoneFree { // the rule looked for that
+				which, c = "any", port.OnConflictAny
+			}
+		}
+		t.OnConflict = c.String()
+		s += ", or " + which + " free one: `" + t.Command() + "`"
 	}
 	return s
 }

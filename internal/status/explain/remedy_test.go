@@ -42,6 +42,8 @@ func TestRemedies(t *testing.T) {
 			"stop the program that uses 127.0.0.1:8080 on the host (fairlead takes the port over within seconds), or give this port another one: `fairlead forward add 8080/tcp --to 28080`"},
 		{"another guest has it", Facts{Host: true, Sources: two, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", ofGuest("a"), outcome(port.Conflict, "127.0.0.1:8080", port.Because(port.HeldByRival, "127.0.0.1:8080", `tcp 0.0.0.0:8080 of guest "b" ("node")`)))}},
 			"stop what has it, or give this port another one: `fairlead forward add 8080/tcp --to 18080 --guest a`, or the next free one: `fairlead forward add 8080/tcp --on-conflict next --guest a`"},
+		{"no next one is free", Facts{Host: true, Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Conflict, "127.0.0.1:8080", port.Join(port.Because(port.InUse, "127.0.0.1:8080"), port.Because(port.NoneFree, "next", "64"))))}},
+			"or give this port another one: `fairlead forward add 8080/tcp --to 18080`, or any free one: `fairlead forward add 8080/tcp --on-conflict any`"},
 		{"by name", Facts{Publications: []Publication{pub(port.TCP, "172.17.0.2:8080", demanded("db:8080/tcp"), lost)}},
 			"give this port another one: `fairlead forward add db:8080/tcp --to 18080`"},
 		{"the host chose the port", Facts{Publications: []Publication{pub(port.TCP, "0.0.0.0:8080", outcome(port.Conflict, "127.0.0.1:9000", port.Because(port.InUse, "127.0.0.1:9000")))}},

@@ -53,6 +53,7 @@ const (
 	SockEventKindEVENT_CONNECT  SockEventKind = 5
 	SockEventKindEVENT_CHECK    SockEventKind = 6
 	SockEventKindEVENT_DEVICE   SockEventKind = 7
+	SockEventKindEVENT_RENAME   SockEventKind = 8
 )
 
 type SockGroup uint32
@@ -76,8 +77,10 @@ const (
 	SockMapControls         = "controls"
 	SockMapEvents           = "events"
 	SockMapLosses           = "losses"
+	SockMapOwners           = "owners"
 	SockMapTracked          = "tracked"
 	SockProgBindDevice      = "bind_device"
+	SockProgProcessRenamed  = "process_renamed"
 	SockProgTcpDestroy      = "tcp_destroy"
 	SockProgTcpInet6Bind    = "tcp_inet6_bind"
 	SockProgTcpInetBind     = "tcp_inet_bind"
@@ -150,6 +153,7 @@ type SockSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type SockProgramSpecs struct {
 	BindDevice     *ebpf.ProgramSpec `ebpf:"bind_device"`
+	ProcessRenamed *ebpf.ProgramSpec `ebpf:"process_renamed"`
 	TcpDestroy     *ebpf.ProgramSpec `ebpf:"tcp_destroy"`
 	TcpInet6Bind   *ebpf.ProgramSpec `ebpf:"tcp_inet6_bind"`
 	TcpInetBind    *ebpf.ProgramSpec `ebpf:"tcp_inet_bind"`
@@ -179,6 +183,7 @@ type SockMapSpecs struct {
 	Controls *ebpf.MapSpec `ebpf:"controls"`
 	Events   *ebpf.MapSpec `ebpf:"events"`
 	Losses   *ebpf.MapSpec `ebpf:"losses"`
+	Owners   *ebpf.MapSpec `ebpf:"owners"`
 	Tracked  *ebpf.MapSpec `ebpf:"tracked"`
 }
 
@@ -218,6 +223,7 @@ type SockMaps struct {
 	Controls *ebpf.Map `ebpf:"controls"`
 	Events   *ebpf.Map `ebpf:"events"`
 	Losses   *ebpf.Map `ebpf:"losses"`
+	Owners   *ebpf.Map `ebpf:"owners"`
 	Tracked  *ebpf.Map `ebpf:"tracked"`
 }
 
@@ -226,6 +232,7 @@ func (m *SockMaps) Close() error {
 		m.Controls,
 		m.Events,
 		m.Losses,
+		m.Owners,
 		m.Tracked,
 	)
 }
@@ -248,6 +255,7 @@ type SockVariables struct {
 // It can be passed to LoadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SockPrograms struct {
 	BindDevice     *ebpf.Program `ebpf:"bind_device"`
+	ProcessRenamed *ebpf.Program `ebpf:"process_renamed"`
 	TcpDestroy     *ebpf.Program `ebpf:"tcp_destroy"`
 	TcpInet6Bind   *ebpf.Program `ebpf:"tcp_inet6_bind"`
 	TcpInetBind    *ebpf.Program `ebpf:"tcp_inet_bind"`
@@ -273,6 +281,7 @@ type SockPrograms struct {
 func (p *SockPrograms) Close() error {
 	return _SockClose(
 		p.BindDevice,
+		p.ProcessRenamed,
 		p.TcpDestroy,
 		p.TcpInet6Bind,
 		p.TcpInetBind,

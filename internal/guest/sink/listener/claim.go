@@ -213,7 +213,8 @@ const (
 )
 
 // servedBy reports whether p has a socket of its own that a relay shows at the host
-// address that p asks for.
+// address that p asks for. What only keeps others from the port is shown too; a NAT rule
+// takes the relay's connections if it is dialled there.
 func servedBy(p *port.Publication, at netip.AddrPort) served {
 	switch {
 	case at.Port() != p.Port, p.Address != port.Loopback(p.Address) && !port.IsWildcard(p.Address),
@@ -223,7 +224,7 @@ func servedBy(p *port.Publication, at netip.AddrPort) served {
 	best := notServed
 	for i := range p.Origins {
 		o := &p.Origins[i]
-		if o.Source != port.SourceSocket || !o.Withheld.IsZero() {
+		if o.Source != port.SourceSocket || !o.Withheld.IsZero() && !(o.Withheld.Code() == port.Reserved && slices.Contains(p.Dial, at)) {
 			continue
 		}
 		switch {

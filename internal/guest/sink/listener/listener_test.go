@@ -338,6 +338,15 @@ func TestPublicationShapes(t *testing.T) {
 	bare := func(addr string) port.Publication { p := nat(addr); p.Origins = nil; return p }
 	mapped := socket(bare("0.0.0.0:80"), port.Reason{}, "127.0.0.1:80")
 	mapped.Origins[0].Mapped = true
+	reserved := func(dial ...string) port.Publication {
+		p := socket(nat("0.0.0.0:80"), port.Because(port.Reserved), "127.0.0.1:80")
+		p.Dial = nil
+		for _, d := range dial {
+			p.Dial = append(p.Dial, ap(d))
+		}
+		return p
+	}
+	half := func(p port.Publication) port.Publication { p.Origins[1].Mapped = true; return p }
 	udp := nat("0.0.0.0:80", "10.0.0.1:80")
 	udp.Protocol = port.UDP
 	for _, c := range []struct {
@@ -366,7 +375,11 @@ func TestPublicationShapes(t *testing.T) {
 		{"server on another loopback address", expose(socket(bare("127.0.0.53:80"), port.Reason{}, "127.0.0.53:80"), "127.0.0.1:80"),
 			[]string{"127.0.0.1:80"}, []string{"active 127.0.0.1:80"}},
 		{"bound, not listening", socket(nat("0.0.0.0:80", "10.0.0.1:80"), port.Because(port.Unlistened)), nil,
-			[]string{`conflict 127.0.0.1:80 127.0.0.1:80 is held by "pid 811 (nginx)" (bound, not listening)`}},
+			[]string{`conflict 127.0.0.1:80 127.0.0.1:80 is held by "pid 811 (nginx)" (bound, not listening), while a NAT rule serves the port`}},
+		{"reserved, and the rule is for the loopback too", reserved("127.0.0.1:80", "10.0.0.1:80"), nil, []string{"active 127.0.0.1:80"}},
+		{"reserved, and the rule is not for the loopback", reserved("10.0.0.1:80"), nil,
+			[]string{`conflict 127.0.0.1:80 127.0.0.1:80 is held by "pid 811 (nginx)" (only reserves the port`}},
+		{"reserved in both families by one socket", half(reserved("127.0.0.1:80")), nil, []string{"conflict 127.0.0.1:80 its own socket at [::]:80"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			run(t, Options{}, func(g *rig) {
@@ -404,8 +417,11 @@ func TestPortInUseIsRetried(t *testing.T) {
 		p := nat("0.0.0.0:80", "10.0.0.1:80")
 		g.net.fail("127.0.0.1:80", syscall.EADDRINUSE)
 		g.put(p)
-		g.wait(time.Minute)
-		g.wantOutcome("in use", p, "conflict 127.0.0.1:80 127.0.0.1:80 is in use")
+		g.wait(time.Second)
+		for range 600 {
+			g.wantOutcome("in use", p, "conflict 127.0.0.1:80 127.0.0.1:80 is in use")
+			g.wait(100 * time.Millisecond)
+		}
 		if g.watches(80) {
 			t.Error("a port that is not ours is watched")
 		}

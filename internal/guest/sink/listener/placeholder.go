@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -101,6 +102,10 @@ func (s *Sink) update(h *placeholder, now time.Time) {
 		s.report(h, port.Pending, h.at, port.Because(port.Released, h.by))
 	case now.Before(h.since.Add(settle)):
 		s.due.Set(h, h.since.Add(settle))
+		if h.reason.Code() == port.InUseSocket { // until it can be opened, or somebody is known to have it
+			s.report(h, h.state, h.at, h.reason)
+			return
+		}
 		s.report(h, port.Pending, h.at, port.Because(port.Settling, settle.String()))
 	case s.ctx == nil: // Run will open it
 		s.due.Set(h, now)
@@ -132,7 +137,11 @@ func (s *Sink) occupied(h *placeholder, now time.Time) bool {
 	}
 	h.busy = true
 	s.retryIn(h, now, conflictMax)
-	s.report(h, port.Conflict, h.at, claims.Held(h.at, by))
+	why := claims.Held(h.at, by)
+	if p := &h.winner.pub; slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceSocket }) {
+		why = port.Because(port.HeldForItself, h.at.String(), by) // else it would serve itself
+	}
+	s.report(h, port.Conflict, h.at, why)
 	return true
 }
 

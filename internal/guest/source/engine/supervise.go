@@ -291,13 +291,18 @@ func (a *absence) trace(ctx context.Context) context.Context {
 
 // rest waits until a container may run, or somebody asks for a list.
 func (l *supervision) rest(ctx context.Context) error {
+	var why string
 	select {
 	case <-l.Wake:
+		why = "its socket changed"
 	case <-l.Signs:
+		why = "a container may have started"
 	case <-l.absence.asks.signal():
+		why = "a port waits for its owner"
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	l.Logger.Debug("asking the engine that was left alone", "because", why)
 	return nil
 }
 

@@ -566,14 +566,33 @@ func TestSourceRanges(t *testing.T) {
 	}
 }
 
-// A server could name them to have a cloud's metadata, or the guest itself, dialled.
-func TestLinkLocalAddressesOfAClusterAreIgnored(t *testing.T) {
-	s := svc("web", corev1.ServiceTypeNodePort, tcp(80, 30080))
-	s.Spec.ClusterIP, s.Spec.ClusterIPs = "169.254.169.254", []string{"169.254.169.254", "127.0.0.1", "224.0.0.1", "10.96.0.9"}
+// A server could name them to have a cloud's metadata, or the guest itself, dialled, or to have
+// the ports of the guest's own servers.
+func TestAddressesThatNoServiceHasAreRefused(t *testing.T) {
+	never := []string{
+		"169.254.169.254", "127.0.0.1", "127.8.8.8", "224.0.0.1", "239.1.1.1", "0.0.0.0",
+		"::1", "::", "fe80::1", "fe80::1%eth0", "ff02::1", "ff05::2", "::ffff:127.0.0.1",
+	}
+	s := svc("web", corev1.ServiceTypeLoadBalancer, tcp(80, 30080))
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = never[0], append(slices.Clone(never), "10.96.0.9")
+	s.Spec.ExternalIPs = append(slices.Clone(never), "192.168.1.6")
+	for _, ip := range append(slices.Clone(never), "192.168.1.5") {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+	}
 	e := compactSlice(receivedSlice(slice("web", "169.254.169.254")))
-	bs, _ := compact(received(s)).declare("", []endpoints{e, compactSlice(receivedSlice(slice("web", "10.1.0.2")))}, true)
-	if got := fmt.Sprint(bs[0].Dial); got != "[10.96.0.9:80 127.0.0.1:30080 10.1.0.2:8080]" {
-		t.Errorf("dialled at %s", got)
+	bs, warnings := compact(received(s)).declare("", []endpoints{e, compactSlice(receivedSlice(slice("web", "10.1.0.2")))}, true)
+	var got []string
+	for _, b := range bs {
+		got = append(got, fmt.Sprint(b.Key, b.Dial))
+	}
+	if want := []string{
+		"tcp 192.168.1.6:80[10.96.0.9:80 192.168.1.6:80 10.1.0.2:8080]", "tcp 192.168.1.5:80[10.96.0.9:80 192.168.1.5:80 10.1.0.2:8080]",
+		"tcp 0.0.0.0:30080[10.96.0.9:80 127.0.0.1:30080 10.1.0.2:8080]",
+	}; !slices.Equal(got, want) {
+		t.Errorf("declared %q, want %q", got, want)
+	}
+	if len(warnings) != 3*len(never) || !strings.Contains(warnings[0], `"169.254.169.254" is no address of a Service`) {
+		t.Errorf("%d warnings: %q", len(warnings), warnings)
 	}
 }
 

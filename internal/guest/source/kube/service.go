@@ -68,11 +68,11 @@ func compact(o *object.Service) service {
 	addrs := func(what string, all []string) (out []netip.Addr) {
 		for _, a := range all {
 			ip, err := netip.ParseAddr(a)
-			if err != nil {
-				s.bad = append(s.bad, fmt.Sprintf("service %q: %s %q is no address", s.id(), what, a))
+			if ip = ip.Unmap(); err != nil || neverOfACluster(ip) {
+				s.bad = append(s.bad, fmt.Sprintf("service %q: %s %q is no address of a Service", s.id(), what, a))
 				continue
 			}
-			out = append(out, ip.Unmap())
+			out = append(out, ip)
 		}
 		return out
 	}
@@ -81,7 +81,7 @@ func compact(o *object.Service) service {
 		ips = []string{o.Spec.ClusterIP}
 	}
 	if !slices.Contains(ips, object.NoClusterIP) {
-		s.clusterIPs = slices.DeleteFunc(addrs("cluster IP", ips), neverOfACluster)
+		s.clusterIPs = addrs("cluster IP", ips)
 	}
 	for _, f := range o.Spec.IPFamilies {
 		s.families = append(s.families, f == object.IPv4)
@@ -116,7 +116,8 @@ func compact(o *object.Service) service {
 }
 
 // neverOfACluster reports whether a cluster gives an address to no Service. A server that
-// names one may want it dialled: the guest's own, or a cloud's metadata.
+// names one may want it dialled, or its port in place of the guest's own: the guest's loopback,
+// or a cloud's metadata.
 func neverOfACluster(a netip.Addr) bool {
 	return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified()
 }

@@ -44,7 +44,7 @@ func (h *handler) bindings(to []port.Binding, s *observer.Socket) []port.Binding
 func (h *handler) binding(s *observer.Socket) port.Binding {
 	addr := s.Address
 	if s.Device != 0 && addr.Is6() && addr.IsLinkLocalUnicast() {
-		addr = addr.WithZone(h.network.name(s.Device))
+		addr = addr.WithZone(h.network.device(s.Device).name)
 	}
 	at := h.processes.attribute(s)
 	b := port.Binding{

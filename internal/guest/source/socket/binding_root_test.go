@@ -42,8 +42,9 @@ func TestAddressesOfAnInterface(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if got := interfaceAddresses(uint32(own.Index)); !slices.Contains(got, netip.MustParseAddr("10.9.9.1")) || !slices.Contains(got, netip.MustParseAddr("fd09::1")) {
-			t.Errorf("addresses %v", got)
+		got := ownDevice(uint32(own.Index))
+		if got.down || !slices.Contains(got.addresses, netip.MustParseAddr("10.9.9.1")) || !slices.Contains(got.addresses, netip.MustParseAddr("fd09::1")) {
+			t.Errorf("%+v", got)
 		}
 		return nil
 	})

@@ -43,20 +43,22 @@ func TestUDPAddressThatCannotAnswerIsWithheld(t *testing.T) {
 	}
 }
 
-// fakeNetwork has lo and eth0.
+// fakeNetwork has lo, eth0 and eth2, which is down.
 func fakeNetwork() network {
-	addresses := map[uint32][]netip.Addr{
-		lo: parsed("127.0.0.1", "::1", "10.5.5.5"), eth0: parsed("fe80::1", "10.0.0.1", "10.0.0.9", "fd00::1"), bare: parsed("fe80::2"),
+	devices := map[uint32]device{
+		lo:     {name: "lo", addresses: parsed("127.0.0.1", "::1", "10.5.5.5")},
+		eth0:   {name: "eth0", addresses: parsed("fe80::1", "10.0.0.1", "10.0.0.9", "fd00::1")},
+		bare:   {name: "eth1", addresses: parsed("fe80::2")},
+		downed: {name: "eth2", addresses: parsed("10.0.2.1"), down: true},
 	}
 	return network{
-		only4:     func() bool { return false },
-		name:      func(device uint32) string { return map[uint32]string{lo: "lo", eth0: "eth0", bare: "eth1"}[device] },
-		addresses: func(device uint32) []netip.Addr { return addresses[device] },
+		only4:  func() bool { return false },
+		device: func(index uint32) device { return devices[index] },
 		kind: func(a netip.Addr) netwatch.Kind {
 			switch {
 			case a == netip.MustParseAddr("10.0.0.255"):
 				return netwatch.Broadcast
-			case slices.Contains(slices.Concat(addresses[lo], addresses[eth0]), a):
+			case slices.Contains(slices.Concat(devices[lo].addresses, devices[eth0].addresses, devices[downed].addresses), a):
 				return netwatch.Own
 			}
 			return netwatch.Elsewhere
@@ -64,7 +66,7 @@ func fakeNetwork() network {
 	}
 }
 
-const lo, eth0, bare, none = 1, 2, 3, 4
+const lo, eth0, bare, none, downed = 1, 2, 3, 4, 5
 
 func parsed(texts ...string) (list []netip.Addr) {
 	for _, text := range texts {
@@ -78,6 +80,7 @@ func parsed(texts ...string) (list []netip.Addr) {
 func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
 	m := newMachine(t, "0::/\n")
 	h, _ := m.handler(0)
+	h.network.stands = netip.MustParsePrefix("127.102.0.0/16")
 	for _, c := range []struct {
 		device  uint32
 		address string
@@ -97,11 +100,18 @@ func TestSocketIsReachedWhereTheKernelDelivers(t *testing.T) {
 		{bare, "::", false, "[[fe80::2%eth1]:80] and bound to interface eth1, which has no address"},
 		{none, "::", true, "bound to interface , which has no address"},
 		{0, "::", false, "[[::1]:80] and [127.0.0.1:80]"},
+		{downed, "10.0.2.1", false, "bound to interface eth2, which is down"},
+		{downed, "0.0.0.0", false, "bound to interface eth2, which is down"},
+		{downed, "::", false, "bound to interface eth2, which is down and bound to interface eth2, which is down"},
+		{0, "10.0.2.1", false, "[10.0.2.1:80]"}, // the kernel answers at it all the same
 		{lo, "10.0.0.1", false, "bound to interface lo, which does not have the address"},
 		{lo, "10.5.5.5", false, "[10.5.5.5:80]"},
 		{lo, "0.0.0.0", false, "[127.0.0.1:80]"},
 		{lo, "::", false, "[[::1]:80] and [127.0.0.1:80]"},
 		{lo, "127.0.0.2", false, "[127.0.0.2:80]"},
+		{0, "127.102.7.7", false, "at an address that stands for containers which publish on request: no server of the guest is dialled there"},
+		{lo, "127.102.7.7", false, "at an address that stands for containers which publish on request: no server of the guest is dialled there"},
+		{0, "127.103.7.7", false, "[127.103.7.7:80]"},
 		{0, "0.0.0.0", false, "[127.0.0.1:80]"},
 		{0, "::", true, "[[::1]:80]"},
 		{0, "10.0.0.1", false, "[10.0.0.1:80]"},
@@ -156,13 +166,21 @@ func TestAddressesThatChangeMoveSockets(t *testing.T) {
 	if f.last != nil {
 		t.Errorf("fed again though nothing has changed: %v", f.last)
 	}
-	h.network.addresses = func(uint32) []netip.Addr { return parsed("10.0.0.9") }
 	h.network.kind = func(netip.Addr) netwatch.Kind { return netwatch.Elsewhere }
-	h.recheck()
-	slices.Sort(f.last)
-	want := []string{"81 [10.0.0.9:81] ", "82 [] bound to an address that no interface has"}
-	if !slices.Equal(f.last, want) {
-		t.Errorf("fed %q, want %q", f.last, want)
+	for _, step := range []struct {
+		now  device
+		want []string
+	}{
+		{device{name: "eth0", addresses: parsed("10.0.0.9")}, []string{"81 [10.0.0.9:81] ", "82 [] bound to an address that no interface has"}},
+		{device{name: "eth0", addresses: parsed("10.0.0.9"), down: true}, []string{"81 [] bound to interface eth0, which is down"}},
+		{device{name: "eth0", addresses: parsed("10.0.0.9")}, []string{"81 [10.0.0.9:81] "}},
+	} {
+		h.network.device = func(uint32) device { return step.now }
+		h.recheck()
+		slices.Sort(f.last)
+		if !slices.Equal(f.last, step.want) {
+			t.Errorf("fed %q, want %q", f.last, step.want)
+		}
 	}
 }
 

@@ -268,8 +268,8 @@ func (h *handler) Methods(methods []kernel.Method) {
 	var order []string
 	uses := map[string][]string{}
 	for _, r := range methods {
-		if r.Capability == observer.UDPDump || r.Capability == observer.Device {
-			continue // how a dump is read, and a detail, not how sockets are observed
+		if r.Capability == observer.UDPDump || r.Capability == observer.Device || r.Capability == observer.OwnerName {
+			continue // how a dump is read, and details, not how sockets are observed
 		}
 		if uses[r.Name] == nil {
 			order = append(order, r.Name)

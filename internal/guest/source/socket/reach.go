@@ -17,16 +17,23 @@ import (
 
 // network answers questions about interfaces and addresses as they are now.
 type network struct {
-	name      func(device uint32) string
-	addresses func(device uint32) []netip.Addr // of an interface, without zones
-	kind      func(netip.Addr) netwatch.Kind   // of an address that is not of the loopback
-	only4     func() bool                      // no interface has an address of IPv6
+	device func(index uint32) device
+	kind   func(netip.Addr) netwatch.Kind // of an address that is not of the loopback
+	only4  func() bool                    // no interface has an address of IPv6
+	stands netip.Prefix                   // see Options
 
 	is4 bool // what only4 returned last: a server at :: has no client over IPv6
 }
 
-func ownNetwork() network {
-	return network{name: interfaceName, addresses: interfaceAddresses, kind: addressKind, only4: onlyIPv4}
+// device is an interface.
+type device struct {
+	name      string // or else the number, which is a zone as well
+	down      bool
+	addresses []netip.Addr // without zones
+}
+
+func ownNetwork(stands netip.Prefix) network {
+	return network{device: ownDevice, kind: addressKind, only4: onlyIPv4, stands: stands}
 }
 
 // onlyIPv4 is false where the kernel cannot be asked.
@@ -38,26 +45,19 @@ func onlyIPv4() bool {
 	})
 }
 
-// interfaceName returns the name, or else the number, which is a zone as well.
-func interfaceName(index uint32) string {
-	if i, err := net.InterfaceByIndex(int(index)); err == nil {
-		return i.Name
-	}
-	return strconv.FormatUint(uint64(index), 10)
-}
-
-func interfaceAddresses(device uint32) (addrs []netip.Addr) {
-	i, err := net.InterfaceByIndex(int(device))
+func ownDevice(index uint32) device {
+	i, err := net.InterfaceByIndex(int(index))
 	if err != nil {
-		return nil
+		return device{name: strconv.FormatUint(uint64(index), 10)}
 	}
+	d := device{name: i.Name, down: i.Flags&net.FlagUp == 0}
 	list, _ := i.Addrs()
 	for _, a := range list {
 		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			addrs = append(addrs, p.Addr())
+			d.addresses = append(d.addresses, p.Addr())
 		}
 	}
-	return addrs
+	return d
 }
 
 // addressKind takes an address for an own one where the kernel cannot be asked.
@@ -81,6 +81,8 @@ func (n *network) reach(s *observer.Socket, addr netip.Addr) (dial []netip.AddrP
 	switch {
 	case addr.IsMulticast():
 		return nil, port.Because(port.MulticastAddress)
+	case n.stands.Contains(addr):
+		return nil, port.Because(port.AddressStands)
 	case s.Device != 0:
 		return n.onDevice(s, addr)
 	case n.is4 && addr == netip.IPv6Unspecified():
@@ -98,14 +100,17 @@ func (n *network) reach(s *observer.Socket, addr netip.Addr) (dial []netip.AddrP
 
 // onDevice is reach for a socket that is bound to an interface. The kernel delivers
 // what the guest sends to an own address as received on the interface that has it, so
-// the socket is reached at the interface's addresses and nowhere else.
+// the socket is reached at the interface's addresses and nowhere else. Through one that is
+// down it sends no answer, to whomever (ip_route_output_key_hash_rcu of 6.12).
 func (n *network) onDevice(s *observer.Socket, addr netip.Addr) (dial []netip.AddrPort, withheld port.Reason) {
-	name := n.name(s.Device)
-	if name == loopback && (addr.IsUnspecified() || addr.IsLoopback()) {
+	d := n.device(s.Device)
+	name, own := d.name, d.addresses
+	switch {
+	case d.down:
+		return nil, port.Because(port.InterfaceDown, name)
+	case name == loopback && (addr.IsUnspecified() || addr.IsLoopback()):
 		return dialed(addr, s.Port), port.Reason{}
-	}
-	own := n.addresses(s.Device)
-	if !addr.IsUnspecified() {
+	case !addr.IsUnspecified():
 		if !slices.Contains(own, addr) {
 			return nil, port.Because(port.InterfaceLacks, name)
 		}

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"sync"
 
 	"github.com/fairlead/fairlead/internal/guest/cgroup"
@@ -34,7 +35,9 @@ type Observer interface {
 type Options struct {
 	Observer Observer
 	// Own reports whether a socket cookie is of the agent's own: never published.
-	Own    func(cookie uint64) bool
+	Own func(cookie uint64) bool
+	// Stands are addresses of the loopback that the agent dials for something else. May be zero.
+	Stands netip.Prefix
 	Logger *slog.Logger
 }
 
@@ -72,7 +75,7 @@ func (s *Source) Run(ctx context.Context, feed registry.Feed) error {
 	} else {
 		defer func() { _ = tree.Close() }()
 	}
-	h := &handler{feed: feed, own: s.o.Own, network: ownNetwork(), processes: newProcesses(newProcfs(), tree), search: s.o.Observer.SearchOwner}
+	h := &handler{feed: feed, own: s.o.Own, network: ownNetwork(s.o.Stands), processes: newProcesses(newProcfs(), tree), search: s.o.Observer.SearchOwner}
 	defer h.stop()
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
