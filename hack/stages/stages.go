@@ -56,7 +56,7 @@ func groups() map[string]group {
 			needs: []string{"hack/provision.sh all boot wine"},
 			lanes: [][]string{append(first, "chaos"), {"test-vm", "test-install"}, {"test-engines", "test-cluster", "test-wine", "supply-chain", "fuzz"}},
 			env: map[string]string{
-				"FAIRLEAD_LIMIT": limit, "FAIRLEAD_RULESETS": "400", "FAIRLEAD_ORDER_BATCHES": "20000", "FAIRLEAD_PODMAN_RESTARTS": "50",
+				"FAIRLEAD_LIMIT": limit, "FAIRLEAD_RULESETS": "200", "FAIRLEAD_ORDER_BATCHES": "20000", "FAIRLEAD_PODMAN_RESTARTS": "50",
 				"FAIRLEAD_MODEL_OPERATIONS": "1000000", "FAIRLEAD_PUBLISH_CYCLES": "1000", "FAIRLEAD_PUBLISH_FLOOD": "50000",
 				// For each method of attaching: 10,000 in all on this kernel, and on the emulated ones.
 				"FAIRLEAD_SOCKET_OPERATIONS": "2500", "VM_SOCKET_OPERATIONS": "1700",

@@ -192,7 +192,7 @@ var codeTable = [codes]codeInfo{
 	FromSources:      {name: "from-sources", text: "limited to source {0}", kind: Withholds, reach: Some, verdict: VerdictSourceOnly},
 	FromList:         {name: "from-list", text: "limited to sources in {0}", kind: Withholds, reach: Some, verdict: VerdictSourceOnly},
 	FromHere:         {name: "from-here", text: "limited to local sources", kind: Withholds, reach: Nobody, verdict: VerdictSourceOnly},
-	WithoutUplink:    {name: "without-uplink", text: "excludes interface {0}, which carries the default route", kind: Withholds, reach: Some, verdict: VerdictInterface},
+	WithoutUplink:    {name: "without-uplink", text: "excludes interface {0}, by which other machines come in", kind: Withholds, reach: Some, verdict: VerdictInterface},
 	OnInterface:      {name: "on-interface", text: "limited to interface {0}", kind: Withholds, reach: Some, verdict: VerdictInterface},
 	ForTheGuest:      {name: "for-the-guest", text: "for programs of the guest alone, while others reach another address of it", kind: Withholds, reach: Nobody},
 	ManyRulesBefore:  {name: "many-rules-before", text: "too many rules come before it", kind: Withholds, reach: Some},

@@ -415,6 +415,10 @@ var dialTargets = []meaning{
 		"-A PREROUTING -p tcp --dport 1002:1102 -j DNAT --to-destination $A", // more ports than configured
 		"-A OUTPUT -p tcp --dport 1001:1002 -j DNAT --to-destination $B",
 	), want: []want{{at: "tcp 1001", outside: []string{serverA}, says: uncertain}, {at: "tcp 1002", outside: []string{serverA}, says: uncertain}}}}},
+	{"across the loopback", iptables, []step{{load: lines(
+		"-A PREROUTING -p tcp --dport 1001 -j DNAT --to-destination $LOOP7000",
+		"-A OUTPUT -d $LOOPBACK -p tcp --dport 1002 -j DNAT --to-destination $A",
+	), want: []want{{at: "tcp 1001", says: uncertain}, {at: "tcp 1002", says: uncertain}}}}},
 	{"redirect", iptables, []step{{load: lines(
 		"-A PREROUTING -p tcp --dport 1001 -j REDIRECT --to-ports 7000",
 		"-A PREROUTING -p tcp --dport 1002 -j REDIRECT --to-ports 7001",
@@ -449,6 +453,7 @@ func TestMeaning(t *testing.T) {
 					}
 				}
 			}
+			t.Run("interfaces of default routes", func(t *testing.T) { o.in(t, o.uplinks) })
 			t.Run("objects are no loss", func(t *testing.T) { o.in(t, o.objects) })
 		})
 	}
@@ -485,6 +490,7 @@ func (o *oracle) fill(text string) string {
 	}
 	r := []string{"$FAMILY", o.name, "$NET", o.uplink, "$NODE", o.nodes[0], "$OTHERNODE", o.nodes[1], "$LOOPBACK", o.loopback, "$ELSEWHERE", elsewhere, "$NEIGHBOUR", o.neighbour}
 	g := &grammar{f: o.family}
+	r = append(r, "$LOOP7000", g.at(o.loopback, "7000"))
 	names := []string{"A", "B", "C"}
 	for i, name := range names {
 		r = append(r, "$ADDR"+name, o.servers[i], "$PORT"+name, g.at(o.servers[i], ""))
@@ -601,6 +607,22 @@ func (o *oracle) among(server string, wanted []string) bool {
 		return len(wanted) == 0
 	}
 	return slices.ContainsFunc(wanted, func(w string) bool { return o.fill(w) == server })
+}
+
+// uplinks checks which interfaces clients outside come in by, wherever the default route is.
+func (o *oracle) uplinks() {
+	defer o.lead(defaults[0])
+	defer o.clear()
+	o.load("nft", table(pre(`iifname "eth0" tcp dport 1001 dnat to $A`, `iifname "docker0" tcp dport 1002 dnat to $A`, `iifname != "docker0" tcp dport 1003 dnat to $A`)))
+	o.mark("nft")
+	for _, way := range defaults {
+		o.lead(way)
+		for _, w := range []want{reaches("tcp 1001", serverA), closed("tcp 1002"), reaches("tcp 1003", serverA)} {
+			if wrong := o.wrong(w); wrong != "" {
+				o.t.Errorf("%s: %s: %s", way, w.at, wrong)
+			}
+		}
+	}
 }
 
 // objects checks that commits of named objects are followed without a dump.

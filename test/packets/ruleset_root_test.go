@@ -27,10 +27,11 @@ var tools = []tool{
 	{name: "nft-and-iptables-legacy", nft: []string{"FAMILY a"}, ipt: "legacy"},
 }
 
-// grammar makes random rules.
+// grammar makes random rules, as a generator of random numbers says.
 type grammar struct {
-	r *rand.Rand
-	f family
+	r      *rand.Rand
+	f      family
+	second bool // also makes what is in second_root_test.go
 }
 
 func (g *grammar) one(n int) bool { return g.r.IntN(n) == 0 }
@@ -105,6 +106,9 @@ func (g *grammar) nftMatch(hook string) string {
 			m = append(m, "ct state new")
 		}
 	}
+	if g.second && g.one(2) {
+		m = append(m, g.condition(hook))
+	}
 	switch g.r.IntN(8) {
 	case 0:
 		m = append(m, fmt.Sprintf("tcp dport { %d, %d }", g.port(), g.port()))
@@ -142,6 +146,9 @@ func (g *grammar) nftRule(hook string) string {
 	ip := "ip"
 	if g.f.v6 {
 		ip = "ip6"
+	}
+	if g.second && g.one(3) {
+		return g.end(m, ip)
 	}
 	switch g.r.IntN(14) {
 	case 0:
@@ -183,7 +190,7 @@ func (g *grammar) nftRule(hook string) string {
 func (g *grammar) nftRules(chain, hook string, most int) (out []string) {
 	for range 1 + g.r.IntN(most) {
 		rule := g.nftRule(hook)
-		if chain == "c1" && (strings.Contains(rule, "jump") || strings.Contains(rule, "goto")) ||
+		if chain == "c1" && (strings.Contains(rule, "jump") || strings.Contains(rule, "goto") || strings.Contains(rule, "vmap @")) ||
 			chain == "c0" && (strings.Contains(rule, " c0") || strings.Contains(rule, "vmap")) {
 			continue
 		}
@@ -206,10 +213,13 @@ func (g *grammar) nftTable(table string, mixed bool) string {
 		}
 		b.WriteString("\t}\n")
 	}
+	if g.second {
+		b.WriteString(g.objects())
+	}
 	chain("c1", "", "prerouting", 3)
 	chain("c0", "", "prerouting", 3)
 	policy := ""
-	if !mixed && g.one(20) {
+	if !mixed && (g.one(20) || g.second && g.one(6)) {
 		policy = " policy drop;"
 	}
 	chain("pre", fmt.Sprintf("type nat hook prerouting priority %d;%s", []int{-100, -100, -110, -90}[g.r.IntN(4)], policy), "prerouting", 5)
@@ -230,6 +240,9 @@ const nextCommit = "# next commit\n"
 
 // nftMutation changes a table a little, in one commit or several.
 func (g *grammar) nftMutation(table string) string {
+	if g.second && g.one(2) {
+		return g.nftChange(table)
+	}
 	chain, hook := "pre", "prerouting"
 	switch g.r.IntN(4) {
 	case 0:
@@ -311,6 +324,9 @@ func (g *grammar) iptMatch(hook string) string {
 			}
 		}
 	}
+	if g.second && g.one(2) {
+		m = append(m, g.iptCondition(hook))
+	}
 	switch g.r.IntN(7) {
 	case 0:
 		m = append(m, fmt.Sprintf("-p tcp -m multiport --dports %d,%d", g.port(), g.port()))
@@ -327,6 +343,9 @@ func (g *grammar) iptMatch(hook string) string {
 
 func (g *grammar) iptRule(hook string) string {
 	m := g.iptMatch(hook)
+	if g.second && g.one(3) {
+		return m + g.iptEnd()
+	}
 	switch g.r.IntN(13) {
 	case 0:
 		return m + " -j RETURN"

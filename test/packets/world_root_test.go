@@ -37,6 +37,7 @@ type family struct {
 	stranger    string    // a client outside that no rule names, behind the neighbour
 	near        string    // a network of the neighbour and of both nodes
 	servers     [4]string // behind the guest
+	behind      string    // their network
 	loopback    string
 }
 
@@ -45,13 +46,13 @@ var families = map[string]family{
 		name: "ip", nodes: [2]string{"192.0.2.2", "192.0.2.3"}, uplink: "192.0.2.0/24",
 		neighbour: "192.0.2.1", stranger: "203.0.113.9", near: "192.0.2.0/29",
 		more: "192.0.2.64/27", asked: "192.0.2.70",
-		servers: [4]string{"10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.5"}, loopback: "127.0.0.1",
+		servers: [4]string{"10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.5"}, behind: "10.9.0.0/24", loopback: "127.0.0.1",
 	},
 	"IPv6": {
 		name: "ip6", v6: true, nodes: [2]string{"2001:db8::2", "2001:db8::3"}, uplink: "2001:db8::/64",
 		neighbour: "2001:db8::1", stranger: "2001:db8:9::9", near: "2001:db8::/125",
 		more: "2001:db8::40/123", asked: "2001:db8::46",
-		servers: [4]string{"fd09::2", "fd09::3", "fd09::4", "fd09::5"}, loopback: "::1",
+		servers: [4]string{"fd09::2", "fd09::3", "fd09::4", "fd09::5"}, behind: "fd09::/64", loopback: "::1",
 	},
 }
 

@@ -98,17 +98,16 @@ func (s *Snapshot) read(h *netlink.Handle, parts Part) error {
 
 func (s *Snapshot) readRoutes(h *netlink.Handle) error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		for _, table := range []int{unix.RT_TABLE_MAIN, unix.RT_TABLE_LOCAL} {
-			err := h.RouteListFilteredIter(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
-				if into := s.routesLike(&r); into != nil {
-					*into = append(*into, routesOf(&r)...)
-				}
-				return true
-			})
-			// A family that is disabled, a table that is empty.
-			if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.ENOENT) {
-				return err
+		every := netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+		err := h.RouteListFilteredIter(family, &every, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+			if into := s.routesLike(&r); into != nil {
+				*into = append(*into, routesOf(&r)...)
 			}
+			return true
+		})
+		// A family that is disabled.
+		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.ENOENT) {
+			return err
 		}
 	}
 	return nil
@@ -117,20 +116,24 @@ func (s *Snapshot) readRoutes(h *netlink.Handle) error {
 // routesLike returns the list that a route belongs to, nil if none.
 func (s *Snapshot) routesLike(r *netlink.Route) *[]Route {
 	switch {
-	case r.Table == unix.RT_TABLE_MAIN && r.Type == unix.RTN_UNICAST && isDefault(r):
-		return &s.Defaults
 	case r.Table == unix.RT_TABLE_LOCAL && r.Type == unix.RTN_LOCAL:
 		return &s.Local
+	case r.Table == unix.RT_TABLE_LOCAL || r.Type != unix.RTN_UNICAST || !isDefault(r):
+		return nil
+	case r.Table == unix.RT_TABLE_MAIN:
+		return &s.Defaults
 	}
-	return nil
+	return &s.Others
 }
 
+// isDefault reports whether a route is to all addresses, or to half of them, as the two are
+// that a VPN puts before a default route.
 func isDefault(r *netlink.Route) bool {
 	if r.Dst == nil {
 		return true
 	}
 	ones, _ := r.Dst.Mask.Size()
-	return ones == 0
+	return ones <= 1
 }
 
 // routesOf returns one route for each link that a route leads to.
@@ -151,7 +154,7 @@ func routesOf(r *netlink.Route) []Route {
 
 func linkOf(l netlink.Link) Link {
 	a := l.Attrs()
-	return Link{Index: a.Index, Name: a.Name, Flags: a.Flags}
+	return Link{Index: a.Index, Name: a.Name, Flags: a.Flags, Bridge: l.Type() == "bridge"}
 }
 
 func prefixOf(n *net.IPNet) (netip.Prefix, bool) {

@@ -30,15 +30,17 @@ const (
 type Snapshot struct {
 	Links     []Link
 	Addresses []Address
-	Defaults  []Route // default routes of the main table
+	Defaults  []Route // routes of the main table to all addresses, or to half of them
+	Others    []Route // the same of all other tables
 	Local     []Route // routes to addresses of this machine, from the local table
 }
 
 // Link is a network interface.
 type Link struct {
-	Index int
-	Name  string
-	Flags net.Flags
+	Index  int
+	Name   string
+	Flags  net.Flags
+	Bridge bool
 }
 
 // Address is an address of a link, with the length of its network's prefix.
@@ -64,13 +66,13 @@ func (s *Snapshot) Link(index int) (Link, bool) {
 
 func (s *Snapshot) equal(t *Snapshot) bool {
 	return slices.Equal(s.Links, t.Links) && slices.Equal(s.Addresses, t.Addresses) &&
-		slices.Equal(s.Defaults, t.Defaults) && slices.Equal(s.Local, t.Local)
+		slices.Equal(s.Defaults, t.Defaults) && slices.Equal(s.Others, t.Others) && slices.Equal(s.Local, t.Local)
 }
 
 func (s *Snapshot) sort() {
 	slices.SortFunc(s.Links, func(a, b Link) int { return cmp.Compare(a.Index, b.Index) })
 	slices.SortStableFunc(s.Addresses, func(a, b Address) int { return cmp.Compare(a.Link, b.Link) })
-	for _, routes := range []*[]Route{&s.Defaults, &s.Local} {
+	for _, routes := range []*[]Route{&s.Defaults, &s.Others, &s.Local} {
 		slices.SortFunc(*routes, Route.compare)
 		*routes = slices.Compact(*routes)
 	}

@@ -20,7 +20,7 @@ func ipNet(s string) *net.IPNet {
 // An update causes a listing only if it disagrees with the snapshot.
 func TestUpdatesThatMatter(t *testing.T) {
 	s := Snapshot{
-		Links:     []Link{{1, "lo", net.FlagUp | net.FlagLoopback}, {2, "eth0", net.FlagUp}},
+		Links:     []Link{{1, "lo", net.FlagUp | net.FlagLoopback, false}, {2, "eth0", net.FlagUp, false}},
 		Addresses: []Address{{2, netip.MustParsePrefix("192.0.2.2/24")}},
 		Defaults:  []Route{{netip.MustParsePrefix("0.0.0.0/0"), 2}, {netip.MustParsePrefix("::/0"), 2}},
 		Local:     []Route{{netip.MustParsePrefix("192.0.2.2/32"), 2}},
@@ -53,11 +53,11 @@ func TestUpdatesThatMatter(t *testing.T) {
 
 	for name, c := range map[string]struct{ got, want bool }{
 		"link as it is":               {link(unix.RTM_NEWLINK, 0, s.Links[1]), false},
-		"link renamed":                {link(unix.RTM_NEWLINK, 0, Link{2, "wan", net.FlagUp}), true},
-		"link down":                   {link(unix.RTM_NEWLINK, 0, Link{2, "eth0", 0}), true},
-		"link new":                    {link(unix.RTM_NEWLINK, 0, Link{3, "eth1", 0}), true},
+		"link renamed":                {link(unix.RTM_NEWLINK, 0, Link{2, "wan", net.FlagUp, false}), true},
+		"link down":                   {link(unix.RTM_NEWLINK, 0, Link{2, "eth0", 0, false}), true},
+		"link new":                    {link(unix.RTM_NEWLINK, 0, Link{3, "eth1", 0, false}), true},
 		"link gone":                   {link(unix.RTM_DELLINK, 0, s.Links[1]), true},
-		"link gone, unknown":          {link(unix.RTM_DELLINK, 0, Link{3, "eth1", 0}), false},
+		"link gone, unknown":          {link(unix.RTM_DELLINK, 0, Link{3, "eth1", 0, false}), false},
 		"link taken from a bridge":    {link(unix.RTM_DELLINK, unix.AF_BRIDGE, s.Links[1]), false},
 		"address renewed":             {addr(true, 2, "192.0.2.2/24"), false},
 		"address new":                 {addr(true, 2, "192.0.2.3/24"), true},
@@ -69,7 +69,9 @@ func TestUpdatesThatMatter(t *testing.T) {
 		"default route, another link": {route(unix.RTM_NEWROUTE, 0, main("0.0.0.0/0", 3)), true},
 		"default route, one more hop": {route(unix.RTM_NEWROUTE, 0, several), true},
 		"default route gone":          {route(unix.RTM_DELROUTE, 0, main("0.0.0.0/0", 2)), true},
-		"default route, other table":  {route(unix.RTM_NEWROUTE, 0, other), false},
+		"default route, other table":  {route(unix.RTM_NEWROUTE, 0, other), true},
+		"half a default route":        {route(unix.RTM_NEWROUTE, 0, main("128.0.0.0/1", 2)), true},
+		"a quarter of a default":      {route(unix.RTM_NEWROUTE, 0, main("192.0.0.0/2", 2)), false},
 		"other route":                 {route(unix.RTM_NEWROUTE, 0, main("198.51.100.0/24", 2)), false},
 		"other route gone":            {route(unix.RTM_DELROUTE, 0, main("198.51.100.0/24", 2)), false},
 		"local route":                 {route(unix.RTM_NEWROUTE, 0, local), true},
@@ -94,12 +96,12 @@ func TestChangedOnlyWhenSomethingChanged(t *testing.T) {
 			return false
 		}
 	}
-	one := Snapshot{Links: []Link{{1, "lo", 0}}}
+	one := Snapshot{Links: []Link{{1, "lo", 0, false}}}
 	w.set(one, nil)
 	if !changed() {
 		t.Error("no notification of the first snapshot")
 	}
-	w.set(Snapshot{Links: []Link{{1, "lo", 0}}}, nil)
+	w.set(Snapshot{Links: []Link{{1, "lo", 0, false}}}, nil)
 	if changed() {
 		t.Error("a notification of an equal snapshot")
 	}

@@ -87,13 +87,16 @@ func (s *Snapshot) text() []string {
 	var out []string
 	name := func(i int) string { l, _ := s.Link(i); return l.Name }
 	for _, l := range s.Links {
-		out = append(out, "link "+l.Name)
+		out = append(out, "link "+l.Name, fmt.Sprintf("bridge %s %t", l.Name, l.Bridge))
 	}
 	for _, a := range s.Addresses {
 		out = append(out, "address "+a.Prefix.String()+" "+name(a.Link))
 	}
 	for _, r := range s.Defaults {
 		out = append(out, "default "+r.Dst.String()+" "+name(r.Link))
+	}
+	for _, r := range s.Others {
+		out = append(out, "other "+r.Dst.String()+" "+name(r.Link))
 	}
 	for _, r := range s.Local {
 		out = append(out, "local "+r.Dst.String()+" "+name(r.Link))
@@ -120,6 +123,11 @@ func TestChangesAreFollowed(t *testing.T) {
 	until(t, x, "what exists", has("link lo", "link eth0", "address 127.0.0.1/8 lo", "address 192.0.2.2/24 eth0", "address 2001:db8::2/64 eth0",
 		"address 10.0.0.1/32 eth0", "default 0.0.0.0/0 eth0", "default ::/0 eth0", "local 127.0.0.0/8 lo", "local 192.0.2.2/32 eth0"))
 	for _, step := range []struct{ command, want string }{
+		{"link add br0 type bridge", "bridge br0 true"},
+		{"route add 128.0.0.0/1 via 192.0.2.1", "default 128.0.0.0/1 eth0"},
+		{"route add default via 192.0.2.1 table 1000", "other 0.0.0.0/0 eth0"},
+		{"route add default via 2001:db8::1 table 100", "other ::/0 eth0"},
+		{"route del default via 192.0.2.1 table 1000", "no other 0.0.0.0/0 eth0"},
 		{"link add eth1 type veth peer name eth1p", "link eth1"},
 		{"link set eth1 up", "link eth1"},
 		{"addr add 198.51.100.2/24 dev eth1", "local 198.51.100.2/32 eth1"},

@@ -22,11 +22,7 @@ func hostOf(s *netwatch.Snapshot) compile.Host {
 		}
 	}
 	slices.Sort(h.Loopback)
-	for _, r := range s.Defaults {
-		if l, ok := s.Link(r.Link); ok && !slices.Contains(h.Uplinks, l.Name) {
-			h.Uplinks = append(h.Uplinks, l.Name)
-		}
-	}
+	h.Uplinks = [2][]string{uplinks(s, false), uplinks(s, true)}
 	type node struct {
 		rank int
 		addr netip.Addr
@@ -39,7 +35,7 @@ func hostOf(s *netwatch.Snapshot) compile.Host {
 			continue
 		}
 		n := node{1, a}
-		if l, ok := s.Link(r.Link); ok && slices.Contains(h.Uplinks, l.Name) {
+		if l, ok := s.Link(r.Link); ok && slices.Contains(h.UplinksOf(a.Is6()), l.Name) {
 			n.rank = 0
 		}
 		nodes = append(nodes, n)
@@ -57,6 +53,39 @@ func hostOf(s *netwatch.Snapshot) compile.Host {
 		}
 	}
 	return h
+}
+
+// uplinks returns the interfaces by which other machines come in, in a family: those with a default
+// route, in the main table or else in one that rules choose. If the family has neither a
+// route nor an address there, all but the loopback and bridges, which lead to containers.
+func uplinks(s *netwatch.Snapshot, v6 bool) (names []string) {
+	used := make(map[int]bool) // links by which the family has a default route or an own address
+	for _, r := range slices.Concat(s.Defaults, s.Others, s.Local) {
+		if a := r.Dst.Addr(); a.Is6() == v6 && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+			used[r.Link] = true
+		}
+	}
+	through := func(routes []netwatch.Route) func(netwatch.Link) bool {
+		return func(l netwatch.Link) bool {
+			return slices.ContainsFunc(routes, func(r netwatch.Route) bool { return r.Link == l.Index })
+		}
+	}
+	external := func(l netwatch.Link) bool { return l.Flags&net.FlagLoopback == 0 }
+	for _, leads := range []func(netwatch.Link) bool{
+		through(s.Defaults), through(s.Others), func(l netwatch.Link) bool { return external(l) && !l.Bridge }, external,
+	} {
+		names = nil
+		found := false
+		for _, l := range s.Links {
+			if leads(l) {
+				names, found = append(names, l.Name), found || used[l.Index]
+			}
+		}
+		if found {
+			break
+		}
+	}
+	return names
 }
 
 // primary returns the first address of IPv4 and of IPv6 of each link.

@@ -29,7 +29,7 @@ func testHost() Host {
 			netip.MustParsePrefix("192.0.2.2/32"), netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("2001:db8::2/128")},
 		Nodes:     []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("172.17.0.1")},
 		Reachable: 2,
-		Uplinks:   []string{"eth0"},
+		Uplinks:   [2][]string{{"eth0"}, {"eth0"}},
 		Loopback:  []string{"lo"},
 	}
 }
@@ -640,7 +640,7 @@ func TestNoOwnAddressOfFamily(t *testing.T) {
 	if six != 1 {
 		t.Errorf("%d bindings of IPv6, want 1", six)
 	}
-	h.Nodes, h.Local, h.Reachable, h.Uplinks = nil, h.Local[:1], 0, nil // it may get addresses yet
+	h.Nodes, h.Local, h.Reachable, h.Uplinks = nil, h.Local[:1], 0, [2][]string{} // it may get addresses yet
 	c.SetHost(h)
 	c.Commit()
 	if got := summary(c.Bindings()); len(got) != 2 {
@@ -651,7 +651,7 @@ func TestNoOwnAddressOfFamily(t *testing.T) {
 // REDIRECT leads to the first address of the interface that a packet came in by.
 func TestRedirectFollowsInterface(t *testing.T) {
 	h := testHost()
-	h.Uplinks = []string{"eth0", "eth1"}
+	h.Uplinks[0] = []string{"eth0", "eth1"}
 	h.Nodes, h.Reachable = append(h.Nodes, netip.MustParseAddr("198.51.100.2")), 4
 	h.Local = append(h.Local, netip.MustParsePrefix("198.51.100.2/32"))
 	h.Primary = map[string][2]netip.Addr{"eth0": {netip.MustParseAddr("192.0.2.2")}, "eth1": {netip.MustParseAddr("198.51.100.2")}}

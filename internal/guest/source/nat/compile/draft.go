@@ -187,8 +187,7 @@ func (c *Compiler) keys(r region.Region, v6 bool) keys {
 	return keys{left(nodes), port.Because(port.LeavesOutReached)}
 }
 
-// reachable returns the own addresses of a family on interfaces that carry a default
-// route, or all if none does.
+// reachable returns the own addresses of a family on uplinks, or all if none is.
 func (c *Compiler) reachable(v6 bool) []netip.Addr { return c.host.reachable[familyIndex(v6)] }
 
 func wildcard(v6 bool) netip.Addr {
@@ -203,7 +202,7 @@ func (c *Compiler) nodes(v6 bool) []netip.Addr { return c.host.nodes[familyIndex
 
 // redirectedTo returns the addresses that REDIRECT sends packets of r for addr to:
 // of each incoming interface the first, or the loopback for what begins here
-// (nf_nat_redirect.c). Interfaces that carry a default route come first.
+// (nf_nat_redirect.c). Uplinks come first.
 func (c *Compiler) redirectedTo(r region.Region, addr netip.Addr, hook uint8, v6 bool) []netip.Addr {
 	if hook != ruleset.HookPrerouting {
 		return []netip.Addr{port.Loopback(addr)}
@@ -223,7 +222,7 @@ func (c *Compiler) redirectedTo(r region.Region, addr netip.Addr, hook uint8, v6
 		}
 		return out
 	}
-	if out := primary(c.host.Uplinks); len(out) > 0 {
+	if out := primary(c.host.UplinksOf(v6)); len(out) > 0 {
 		return out
 	}
 	if out := primary(slices.Sorted(maps.Keys(c.host.Primary))); len(out) > 0 {
@@ -261,7 +260,7 @@ func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) por
 		sources = addrs.Union(sources, b.Saddr)
 		interfaces = region.Names().Union(interfaces, b.In)
 		remote = remote || b.From&region.Remote != 0
-		if s.act.hook == ruleset.HookOutput || b.From&region.Remote != 0 && c.comesIn(b.In) {
+		if s.act.hook == ruleset.HookOutput || b.From&region.Remote != 0 && c.comesIn(b.In, v6) {
 			from = addrs.Union(from, b.Saddr)
 		}
 	}
@@ -276,7 +275,7 @@ func (c *Compiler) limit(s share, r region.Region, addr netip.Addr, v6 bool) por
 	case !remote:
 		return port.Because(port.FromHere)
 	}
-	for _, n := range c.host.Uplinks {
+	for _, n := range c.host.UplinksOf(v6) {
 		if !region.Names().Contains(interfaces, n) && region.Names().Contains(interfaces, unnamed) {
 			return port.Because(port.WithoutUplink, n)
 		}
@@ -298,7 +297,7 @@ func (c *Compiler) sourcesTo(addr netip.Addr) []netip.Addr {
 	if addr.Is6() || !slices.Contains(c.reachable(false), addr) {
 		return own
 	}
-	for _, link := range c.host.Uplinks {
+	for _, link := range c.host.UplinksOf(false) {
 		if a := c.host.Primary[link][familyIndex(false)]; a.IsValid() {
 			own = append(own, a)
 		}
@@ -310,11 +309,11 @@ func (c *Compiler) sourcesTo(addr netip.Addr) []netip.Addr {
 const unnamed = "\x01"
 
 // comesIn reports whether packets of other machines come in over one of in.
-func (c *Compiler) comesIn(in region.Set[string]) bool {
-	if len(c.host.Uplinks) == 0 {
+func (c *Compiler) comesIn(in region.Set[string], v6 bool) bool {
+	if len(c.host.UplinksOf(v6)) == 0 { // it may get some
 		return region.Names().Contains(in, unnamed)
 	}
-	return slices.ContainsFunc(c.host.Uplinks, func(n string) bool { return region.Names().Contains(in, n) })
+	return slices.ContainsFunc(c.host.UplinksOf(v6), func(n string) bool { return region.Names().Contains(in, n) })
 }
 
 // finish makes bindings of drafts.
@@ -348,6 +347,7 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 		if d.free {
 			b.Doubt = cmp.Or(b.Doubt, elsewhere)
 		}
+		b.Doubt = cmp.Or(b.Doubt, c.crosses(k.addr, d))
 		for _, t := range d.targets {
 			own := c.own(t.Addr())
 			uses[useID{slotID: slotID{id.v6, port.Slot{Protocol: id.slot.Protocol, Port: t.Port()}}, own: own}] = struct{}{}
@@ -360,6 +360,22 @@ func (c *Compiler) finish(id slotID, drafts map[bindingKey]*draft) []port.Bindin
 	c.index.depend(id, uses)
 	slices.SortFunc(out, func(a, b port.Binding) int { return cmp.Compare(a.Origin.ID, b.Origin.ID) })
 	return out
+}
+
+// crosses says why what a draft at addr leads to gets no packets: IPv4 drops those between a
+// loopback address and another machine unless route_localnet is set (ip_route_input_slow,
+// Linux 6.18), and IPv6 always does (RFC 4291, section 2.5.3).
+func (c *Compiler) crosses(addr netip.Addr, d *draft) string {
+	const dropped = "the kernel drops packets between a loopback address and another machine"
+	switch {
+	case !slices.ContainsFunc(d.targets, func(t netip.AddrPort) bool {
+		return t.Addr().IsLoopback() && d.external || addr.IsLoopback() && !c.own(t.Addr())
+	}):
+		return ""
+	case addr.Is4():
+		return "none, unless route_localnet is set: " + dropped
+	}
+	return "none: " + dropped
 }
 
 // elsewhere says why connections of other machines may lead to another server than

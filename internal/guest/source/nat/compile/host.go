@@ -14,9 +14,9 @@ import (
 type Host struct {
 	Links     map[uint32]string // interface names by index
 	Local     []netip.Prefix    // routes of type local
-	Nodes     []netip.Addr      // own addresses but the loopback, the default route's first
-	Reachable int               // how many of Nodes, counted from the first, are on an interface that carries a default route
-	Uplinks   []string          // interfaces that carry a default route
+	Nodes     []netip.Addr      // own addresses but the loopback, those of uplinks first
+	Reachable int               // how many of Nodes, counted from the first, are on an uplink
+	Uplinks   [2][]string       // of IPv4 and of IPv6: interfaces by which other machines come in
 	Loopback  []string
 	// Primary has, by interface, the own address of IPv4 and of IPv6 that REDIRECT
 	// sends to what comes in over it.
@@ -37,8 +37,11 @@ type machine struct {
 
 func (h *Host) equal(o *Host) bool {
 	return maps.Equal(h.Links, o.Links) && slices.Equal(h.Local, o.Local) && slices.Equal(h.Nodes, o.Nodes) && h.Reachable == o.Reachable &&
-		slices.Equal(h.Uplinks, o.Uplinks) && slices.Equal(h.Loopback, o.Loopback) && maps.Equal(h.Primary, o.Primary)
+		slices.EqualFunc(h.Uplinks[:], o.Uplinks[:], slices.Equal[[]string]) && slices.Equal(h.Loopback, o.Loopback) && maps.Equal(h.Primary, o.Primary)
 }
+
+// UplinksOf returns the uplinks of a family.
+func (h *Host) UplinksOf(v6 bool) []string { return h.Uplinks[familyIndex(v6)] }
 
 func newMachine(host Host) machine {
 	h := machine{Host: host, node: make(map[netip.Addr]struct{}, len(host.Nodes))}

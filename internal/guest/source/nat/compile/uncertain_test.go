@@ -98,6 +98,10 @@ func TestUncertain(t *testing.T) {
 		"writes a link":               {pre: rules(write(0, 6), a), want: []string{toA}},
 		"writes the port of its rule": {pre: rules(join(port80, dport, natrules.DNAT("10.0.0.2", 80)), a), want: []string{strange}, problems: []string{"a payload that is written"}},
 
+		"server at the loopback":             {pre: rules(join(port80, natrules.DNAT("127.0.0.1", 8080))), want: []string{"tcp 0.0.0.0:80 127.0.0.1:8080"}, doubt: "unless route_localnet"},
+		"server at the loopback, in output":  {out: rules(join(port80, natrules.DNAT("127.0.0.1", 8080))), want: []string{"tcp 0.0.0.0:80 192.0.2.2:80 127.0.0.1:8080"}},
+		"from the loopback to another":       {out: rules(join(natrules.Daddr("127.0.0.1"), b)), want: []string{"tcp 127.0.0.1:80 10.0.0.2:8080 127.0.0.1:80"}, doubt: "unless route_localnet"},
+		"from the loopback to an own":        {out: rules(join(natrules.Daddr("127.0.0.1"), port80, natrules.DNAT("192.0.2.2", 8080))), want: []string{"tcp 127.0.0.1:80 192.0.2.2:8080 127.0.0.1:80"}},
 		"output alone":                       {out: rules(b), want: []string{inside}},
 		"output, and not understood":         {pre: rules(join(limit, a)), out: rules(b), want: []string{inside}, doubt: perhaps, problems: []string{"limit"}},
 		"output, and any port":               {pre: rules(join(natrules.TCP(), natrules.DNAT("10.0.0.1", 8080))), out: rules(b), want: []string{inside}, doubt: perhaps, problems: []string{"matches 65536 ports"}},
@@ -183,3 +187,20 @@ func TestFirstAddressOfTheOtherFamily(t *testing.T) {
 }
 
 const setTimeout = 0x10 // NFT_SET_TIMEOUT
+
+// Between ::1 and another machine no packet gets anywhere, whatever is set.
+func TestAcrossTheLoopbackOfIPv6(t *testing.T) {
+	rule := func(to string, when ...[]byte) []byte {
+		return natrules.Join(append(when, natrules.TCP(), natrules.Dport(80), natrules.Immediate(1, netip.MustParseAddr(to).AsSlice()),
+			natrules.Expr("nat", natrules.Num(1, 1), natrules.Num(2, ruleset.FamilyIP6), natrules.Num(3, 1)))...)
+	}
+	fromLoopback := natrules.Join(natrules.Payload(1, 24, 16, 1), natrules.Cmp(ruleset.CmpEq, 1, netip.IPv6Loopback().AsSlice()))
+	for i, r := range [][]byte{rule("::1"), rule("2001:db8:1::1", fromLoopback)} {
+		tb := &ruleset.Table{ID: ruleset.TableID{Family: ruleset.FamilyIP6, Name: "t"}, Chains: natrules.BaseChains()}
+		tb.Chains[i].Rules = []ruleset.Rule{{Handle: 1, Raw: r}}
+		bs := compiled(&ruleset.Snapshot{Tables: []*ruleset.Table{tb}}).Bindings()
+		if len(bs) != 1 || !strings.HasPrefix(bs[0].Doubt, "none: ") {
+			t.Errorf("rule %d: %+v", i, bs)
+		}
+	}
+}
