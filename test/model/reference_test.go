@@ -237,7 +237,7 @@ func (r *reference) targetOwners(e *entry) (out []port.Owner) {
 // that is not known, serve an owner who is known better than by a process.
 func (r *reference) sharing(ms []*entry, known level) (out []port.Owner) {
 	for _, e := range r.free(ms) {
-		if o, l, _ := r.owner(e); e.Origin.Source == "socket" && (known <= process || l > process || o.Kind == port.OwnerProcess && !relay(e)) {
+		if o, l, _ := r.owner(e); e.Origin.Source == "socket" && (known <= process || !r.kubeProxy(e) && (l > process || o.Kind == port.OwnerProcess && !relay(e))) {
 			out = append(out, o)
 		}
 	}
@@ -409,12 +409,11 @@ func (r *reference) owning(ms []*entry) []*entry {
 	k := ms[0].Key
 	proxied := false
 	for _, e := range owning {
-		o, _, _ := r.owner(e)
 		switch {
 		case k.Address.IsUnspecified():
 			return owning
 		case e.nat():
-		case k.Address.IsLoopback() && e.Owner.Name == "kube-proxy" && o.Kind == port.OwnerProcess:
+		case r.kubeProxy(e):
 			proxied = true
 		default:
 			return owning
@@ -428,6 +427,14 @@ func (r *reference) owning(ms []*entry) []*entry {
 		return claims
 	}
 	return owning
+}
+
+// kubeProxy reports whether an entry is a socket of kube-proxy on the loopback, or of a program that
+// has it in it, which its rules of the port tell.
+func (r *reference) kubeProxy(e *entry) bool {
+	o, _, _ := r.owner(e)
+	return e.Address.IsLoopback() && !e.nat() && o.Kind == port.OwnerProcess && len(e.Hints.Paths) == 0 &&
+		(e.Owner.Name == "kube-proxy" || slices.ContainsFunc(r.slot(e.Protocol, e.Port), func(o *entry) bool { return o.Maker == port.MakerKubeProxy }))
 }
 
 // ownerOf returns the owner of a key.
@@ -646,7 +653,7 @@ func (r *reference) doubt(e *entry, known level) (own, other []string) {
 		}
 	case a.known:
 	default:
-		if len(e.Hints.Paths) > 0 || known < target && relay(e) {
+		if len(e.Hints.Paths) > 0 || known < target && (relay(e) || r.kubeProxy(e)) {
 			own = append(own, r.itemOf(e, "owner"))
 		}
 		if known < target && e.Searching {

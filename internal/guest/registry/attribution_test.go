@@ -289,6 +289,9 @@ func TestServiceOwnsNodePortsOfKubeProxy(t *testing.T) {
 				name = c.inside.Name
 			}
 			wantOwner(t, r, c.sockets[0].Key.String(), name)
+			if p, _ := r.Publications().View().Get(c.sockets[0].Key); name == "front" && len(p.Others) > 0 {
+				t.Errorf("kube-proxy counts beside the Service: %+v", p.Others)
+			}
 			if c.sockets[0].Address.Is4() {
 				if !c.sockets[0].Address.IsLoopback() {
 					name = ""
@@ -337,6 +340,9 @@ func TestDenialOfServiceOnTheLoopback(t *testing.T) {
 				g.wantPort(t, "the Service's", at, c.denied)
 				claim("front")
 				g.wantPort(t, "another Service's", at, "allow")
+				if p, _ := g.Publications().View().Get(c.socket.Key); c.denied == "deny" && len(p.Others) > 0 {
+					t.Errorf("the program counts beside the Service: %+v", p.Others)
+				}
 			})
 		})
 	}

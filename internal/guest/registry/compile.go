@@ -153,7 +153,7 @@ func servers(lend []member, known precedence, all slots, f func(port.Owner)) {
 			continue
 		}
 		o, p := m.owner(all)
-		if known <= process || p > process || o.Kind == port.OwnerProcess && !relays(o.Name) {
+		if known <= process || !m.kubeProxy(all) && (p > process || o.Kind == port.OwnerProcess && !relays(o.Name)) {
 			f(o)
 		}
 	}
