@@ -71,3 +71,21 @@ func OverriddenVariables(environ []string) (list []string) {
 	}
 	return list
 }
+
+// Given returns the variables that give an agent what a running one with these settings was
+// given by flags and variables: with them and with its file, LoadAgent returns the same.
+func Given(settings []Setting) (lookup func(string) (string, bool)) {
+	values := make(map[string]string)
+	agent := DefaultAgent()
+	for _, f := range agent.fields() {
+		for _, s := range settings {
+			if s.Key == f.Key && slices.Contains([]string{"--" + f.flag, f.env(), f.older}, s.From) {
+				values[f.env()] = s.Value
+			}
+		}
+	}
+	return func(name string) (string, bool) {
+		value, ok := values[name]
+		return value, ok
+	}
+}

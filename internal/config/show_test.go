@@ -82,3 +82,35 @@ func TestReloadedSettings(t *testing.T) {
 		}
 	}
 }
+
+// A running agent's file, and what its settings say of flags and variables, make its settings.
+func TestGivenMakesTheSameSettings(t *testing.T) {
+	var flags Agent
+	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	flags.Flags(fs)
+	if err := fs.Parse([]string{
+		"--hold-down", "1s", "--source", "nat", "--source", "socket", "--link", "vsock://:1000", "--metrics-addr", "", "--labels", "--audit-interval", "0",
+		"--expose", "all", "--sink", "gvproxy=http://gateway:80", "--allow-uids", "7,8", "--rules-file", "", "--log-level", "debug",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	variables := map[string]string{"FAIRLEAD_OBSERVER": "poll", "FAIRLEAD_CONFIG": "/nowhere", "FAIRLEAD_METRICS_ADDR": ":1", "CATTLE_DEBUG": "1"}
+	path := write(t, t.TempDir()+"/agent.yaml", "holdDown: 2s\nexpose: loopback\nnat: {maxPorts: 7}\nmetricsAddr: 127.0.0.1:9464\n")
+	c, err := LoadAgent(path, fs, func(name string) (string, bool) { v, ok := variables[name]; return v, ok })
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := c.Settings()
+	again, err := LoadAgent(path, nil, Given(want))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range again.Settings() {
+		if s.Key != want[i].Key || s.Value != want[i].Value {
+			t.Errorf("%s is %q, want %q (%s)", s.Key, s.Value, want[i].Value, want[i].From)
+		}
+	}
+	if again.AuditGiven != c.AuditGiven || again.TokenGiven != c.TokenGiven {
+		t.Errorf("audits given %v, token given %v, want %v and %v", again.AuditGiven, again.TokenGiven, c.AuditGiven, c.TokenGiven)
+	}
+}

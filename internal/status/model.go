@@ -153,6 +153,7 @@ func (p Publication) guestAddress() string {
 type Origin struct {
 	Source string    `json:"source"`
 	Detail string    `json:"detail"`
+	Doubt  string    `json:"doubt,omitempty"` // why a connection of the guest may reach another server than clients do
 	Since  time.Time `json:"since"`
 }
 
@@ -247,7 +248,7 @@ func Describe(p port.Publication, outcomes []port.SinkOutcome) Publication {
 	}
 	row.Others, row.Target = p.Beside(), 0 // the rest is for a host's rules, and may be long
 	for _, o := range p.Origins {
-		row.Origins = append(row.Origins, Origin{Source: o.Source, Detail: o.Detail.String(), Since: o.Since.UTC()})
+		row.Origins = append(row.Origins, Origin{Source: o.Source, Detail: o.Detail.String(), Doubt: o.Doubt, Since: o.Since.UTC()})
 	}
 	if len(p.Dial) > 0 {
 		row.DialTarget = p.Dial[0].String()

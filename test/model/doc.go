@@ -8,5 +8,6 @@
 // asked for lists, lost sessions and steps of the wall clock, in fake time.
 //
 // After each operation nothing may be open that the reference does not allow. When
-// nothing is expected to change any more, both are equal.
+// nothing is expected to change any more, both are equal, and a registry that starts then
+// has the same publications.
 package model

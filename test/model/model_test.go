@@ -25,10 +25,11 @@ func TestMain(m *testing.M) { leak.Main(m) }
 // length is that of one sequence.
 const length = 100
 
-// The core and the host do what the reference does, and are never wider.
+// The core and the host do what the reference does, and are never wider. At the end of each
+// sequence all is as if it had started just then.
 func TestRandomOperations(t *testing.T) {
 	seed := uint64(rounds.Of(t, "FAIRLEAD_MODEL_SEED", 1))
-	for done := 0; done < min(most, rounds.Of(t, "FAIRLEAD_MODEL_OPERATIONS", 50_000)); done += length {
+	for done := 0; done < min(most, rounds.Of(t, "FAIRLEAD_MODEL_OPERATIONS", 100_000)); done += length {
 		ops := operations(rand.New(rand.NewPCG(seed, 0)), length)
 		if err := run(t, ops); err != nil {
 			ops = shrink(t, ops)
@@ -68,6 +69,7 @@ func run(t *testing.T, ops []operation) (err error) {
 				return
 			}
 		}
+		err = r.checkFresh()
 	})
 	return err
 }

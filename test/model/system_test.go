@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/config/rules"
 	"github.com/fairlead/fairlead/internal/guest/reconcile"
 	"github.com/fairlead/fairlead/internal/guest/registry"
 	"github.com/fairlead/fairlead/internal/guest/sink/hostlink"
@@ -32,17 +33,37 @@ import (
 // system is what is tested: all from the feeds of the sources to the listeners of the
 // host, joined as the agent and the host join them.
 type system struct {
-	registry   *registry.Registry
-	feeds      map[string]registry.Feed
-	facts      map[string]*facts
+	*core
 	reconciler *reconcile.Reconciler
 	flaky      *flaky
 	peer       *peerSink
-	clock      *clock
 	guest      *network // of the listener sink
 	link       *links
 	host       *host.Host
 	network    *network // of the host
+}
+
+// core is the registry with what reports to it.
+type core struct {
+	registry *registry.Registry
+	feeds    map[string]registry.Feed
+	facts    map[string]*facts
+	clock    *clock
+}
+
+func newCore(rules *rules.Set, clock *clock) *core {
+	c := &core{
+		registry: registry.New(registry.Options{Rules: rules, Logger: slog.New(slog.DiscardHandler), Now: clock.now}),
+		feeds:    map[string]registry.Feed{}, facts: map[string]*facts{}, clock: clock,
+	}
+	for _, e := range engines {
+		c.facts[e] = &facts{how: answerAfter, owners: map[string]port.Owner{}, stopped: map[string]port.Owner{}}
+		c.registry.AddFacts(e, c.facts[e])
+	}
+	for _, name := range sources {
+		c.feeds[name] = c.registry.Feed(name)
+	}
+	return c
 }
 
 // start runs a system until ctx ends. ended is to be waited for after that.
@@ -50,17 +71,9 @@ func start(ctx context.Context, t *testing.T) (s *system, ended *sync.WaitGroup)
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	s = &system{
-		feeds: map[string]registry.Feed{}, facts: map[string]*facts{}, guest: newNetwork(), network: newNetwork(),
+		core: newCore(agentRules[0].compile(t), new(clock)), guest: newNetwork(), network: newNetwork(),
 		flaky: &flaky{held: map[port.Key]port.Publication{}, wake: make(chan struct{}, 1)},
-		peer:  newPeerSink(log), clock: new(clock),
-	}
-	s.registry = registry.New(registry.Options{Rules: agentRules[0].compile(t), Logger: log, Now: s.clock.now})
-	for _, e := range engines {
-		s.facts[e] = &facts{how: answerAfter, owners: map[string]port.Owner{}, stopped: map[string]port.Owner{}}
-		s.registry.AddFacts(e, s.facts[e])
-	}
-	for _, name := range sources {
-		s.feeds[name] = s.registry.Feed(name)
+		peer:  newPeerSink(log),
 	}
 	s.link = newLinks(t)
 	serve := func(context.Context, net.Conn, forward.Request) error { return errors.ErrUnsupported }

@@ -32,6 +32,7 @@ import (
 	"github.com/fairlead/fairlead/internal/guest/kernel"
 	"github.com/fairlead/fairlead/internal/guest/observer"
 	"github.com/fairlead/fairlead/internal/status"
+	"github.com/fairlead/fairlead/internal/status/doctor"
 	"github.com/fairlead/fairlead/internal/testkit/leak"
 	"github.com/fairlead/fairlead/internal/testkit/netns"
 	"github.com/fairlead/fairlead/internal/testkit/wait"
@@ -56,6 +57,7 @@ type settings struct {
 	Link, Control string
 	Observer      string
 	Methods       []string
+	Compare       bool // with the agent at Control, and print a doctor.Comparison
 }
 
 func runAgent(text string) int {
@@ -71,6 +73,12 @@ func runAgent(text string) int {
 	cfg.AuditInterval, cfg.AuditGiven = auditInterval, true
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if s.Compare {
+		if err := json.NewEncoder(os.Stdout).Encode(agent.Compare(ctx, cfg, status.NewClient(s.Control))); err != nil {
+			return 1
+		}
+		return 0
+	}
 	a, err := agent.New(cfg, slog.New(slog.NewJSONHandler(os.Stderr, nil)), new(loglevel.Levels))
 	if err == nil {
 		err = a.Run(ctx, func(ctx context.Context, _ func(config.Agent, error)) { <-ctx.Done() })
@@ -183,6 +191,7 @@ type world struct {
 	guest, host, elsewhere *place
 	agent                  *program.Process
 	control, link          string
+	settings               settings          // of the agent
 	methods                map[string]string // by capability
 	actors                 []*remote
 }
@@ -222,10 +231,8 @@ func newWorld(t *testing.T, binary, set string) *world {
 	default:
 		s.Methods = []string{set}
 	}
-	text, _ := json.Marshal(s)
-	run := exec.Command("/proc/self/exe")
-	run.Env = append(os.Environ(), agentVariable+"="+string(text))
-	w.agent = program.Start(t, program.Command{Cmd: run, In: w.guest})
+	w.settings = s
+	w.agent = program.Start(t, program.Command{Cmd: agentOf(s), In: w.guest})
 	program.Start(t, program.Command{In: w.host, Cmd: exec.Command(binary, "host", "--connect", "unix://"+w.link, "--link-token", "",
 		"--control", filepath.Join(dir, "host", "s"))})
 	wait.Until(t, "the agent is ready and has a host", func() error {
@@ -244,6 +251,29 @@ func newWorld(t *testing.T, binary, set string) *world {
 		w.actors = append(w.actors, w.newRemote(where))
 	}
 	return w
+}
+
+// agentOf is the command of an agent.
+func agentOf(s settings) *exec.Cmd {
+	text, _ := json.Marshal(s)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), agentVariable+"="+string(text))
+	return cmd
+}
+
+// differences are those between the agent and one that starts now, beside it.
+func (w *world) differences() []string {
+	w.t.Helper()
+	s := w.settings
+	s.Compare = true
+	cmd := agentOf(s)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, os.Stderr
+	var c doctor.Comparison
+	if err := errors.Join(w.guest.Start(cmd), cmd.Wait(), json.Unmarshal(out.Bytes(), &c)); err != nil || c.Error != "" {
+		w.t.Fatalf("an agent that starts now: %v, %s", err, c.Error)
+	}
+	return c.Differences
 }
 
 // methodsOf reads the methods from the log of an agent.

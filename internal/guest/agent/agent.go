@@ -485,7 +485,11 @@ var reloaded = []string{"expose", "labels", "rulesFile"}
 
 // settings are those in effect.
 func (a *Agent) settings() []config.Setting {
-	return config.Reloaded(a.cfg.Settings(), a.accepted.Load().Settings(), reloaded...)
+	next := a.accepted.Load()
+	if next == nil { // it does not run
+		return nil
+	}
+	return config.Reloaded(a.cfg.Settings(), next.Settings(), reloaded...)
 }
 
 // waiting are the keys of the last configuration that need a restart.

@@ -130,8 +130,8 @@ func (a *Agent) container(path string) (port.Owner, bool) {
 // Examine implements status.Examiner.
 func (a *Agent) Examine() doctor.Agent {
 	d := gather.Examine(a.diagnosed())
-	d.Observer, d.ConfigFile, d.TokenFile = a.cfg.Observer, a.cfg.File(), a.cfg.TokenFile()
-	d.Waiting = a.waiting()
+	d.Observer, d.ConfigFile, d.Own = a.cfg.Observer, a.cfg.File(), a.sockets.Cookies()
+	d.Waiting, d.Settings = a.waiting(), a.settings()
 	for _, h := range a.hooked() {
 		d.Hooks = append(d.Hooks, gather.Hooks(h.Hooks())...)
 	}

@@ -29,8 +29,9 @@ type Options struct {
 	// Look finds out what an agent with that configuration would see. It is called
 	// if none answers.
 	Look func(context.Context, config.Agent) (doctor.Agent, error)
-	// Try does a self-test, beside the agent if one answers. It is nil if none is wanted.
-	Try func(context.Context, config.Agent) doctor.SelfTest
+	// Try does a self-test, beside the agent if one answers at the control socket, which is empty
+	// otherwise. It is nil if none is wanted.
+	Try func(ctx context.Context, cfg config.Agent, control string) doctor.SelfTest
 }
 
 // Facts returns all that package doctor judges, from the running agent or else
@@ -42,25 +43,21 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 	if err != nil {
 		cfg = config.DefaultAgent()
 	}
-	a, agentErr := o.Ask(ctx, cmp.Or(o.Control, os.Getenv(config.ClientControl), cfg.Control))
-	if agentErr == nil && o.ConfigFile == "" && a.ConfigFile != "" { // the running agent may use another file
-		file = a.ConfigFile
-		cfg, err = config.LoadAgent(file, nil, os.LookupEnv)
+	control := cmp.Or(o.Control, os.Getenv(config.ClientControl), cfg.Control)
+	a, agentErr := o.Ask(ctx, control)
+	if agentErr == nil { // the running agent may use another file, and has flags
+		file = cmp.Or(o.ConfigFile, a.ConfigFile)
+		cfg, err = config.LoadAgent(file, nil, config.Given(a.Settings))
+	} else {
+		control = ""
 	}
 	if err != nil {
 		f.Config.File, f.Config.Error = file, err.Error()
 	} else {
-		token := cfg.TokenFile()
-		if agentErr == nil {
-			token = a.TokenFile
-		}
-		f.Config = examineConfig(cfg, token)
-	}
-	if agentErr == nil && a.Observer != "" {
-		cfg.Observer = a.Observer
+		f.Config = examineConfig(cfg)
 	}
 	if o.Try != nil {
-		tried := o.Try(ctx, cfg)
+		tried := o.Try(ctx, cfg, control)
 		f.Tried = &tried
 	}
 	if agentErr != nil {
@@ -81,8 +78,8 @@ func Facts(ctx context.Context, o Options) doctor.Facts {
 	return f
 }
 
-func examineConfig(cfg config.Agent, token string) doctor.Config {
-	c := doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len(), TokenFile: token}
+func examineConfig(cfg config.Agent) doctor.Config {
+	c := doctor.Config{File: cfg.File(), Rules: cfg.Rules.Len(), TokenFile: cfg.TokenFile()}
 	for _, e := range cfg.Link {
 		c.NeedsToken = c.NeedsToken || e.Network != link.NetworkUnix
 	}

@@ -9,8 +9,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -45,6 +47,20 @@ func (s *Sockets) Has(cookie uint64) bool {
 	defer s.mu.RUnlock()
 	_, ok := s.cookies[cookie]
 	return ok
+}
+
+// Cookies returns the cookies for which Has is true, in any order.
+func (s *Sockets) Cookies() []uint64 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Collect(maps.Keys(s.cookies))
+}
+
+// Adopt makes the sockets of another fairlead ours, as far as Has goes: they are never published.
+func (s *Sockets) Adopt(cookies []uint64) {
+	for _, c := range cookies {
+		s.add(c)
+	}
 }
 
 // Serves reports whether a listener of ours, on addr or on the wildcard of its

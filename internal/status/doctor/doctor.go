@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead/fairlead/internal/config"
 	"github.com/fairlead/fairlead/internal/port"
 	"github.com/fairlead/fairlead/internal/status/explain"
 )
@@ -52,7 +53,8 @@ type Agent struct {
 	ListsOnly    bool             `json:"listsOnly,omitempty"` // it publishes nothing
 	ConfigFile   string           `json:"configFile"`
 	Waiting      []string         `json:"waitingForRestart,omitempty"` // keys of the file that changed, and need it
-	TokenFile    string           `json:"tokenFile"`
+	Settings     []config.Setting `json:"settings"`
+	Own          []uint64         `json:"ownSockets"` // cookies of sockets of the agent itself, which it does not publish
 	Hooks        []Hook           `json:"hooks"`
 	Sources      []Source         `json:"sources"`
 	Unread       []explain.Unread `json:"unsupportedRules"` // NAT rules, the first ones
@@ -76,10 +78,18 @@ type Agent struct {
 }
 
 // SelfTest is whether the kernel's events of sockets and NAT rules arrived that an agent
-// made for that.
+// made for that, and whether an agent that starts now has the rows of the one that runs.
 type SelfTest struct {
-	Error string         // why not all was tried
-	Steps []SelfTestStep // in their order
+	Error    string         // why not all was tried
+	Steps    []SelfTestStep // in their order
+	Compared *Comparison    // nil if no agent runs
+}
+
+// Comparison is of a running agent and one that started beside it, which only observes.
+type Comparison struct {
+	Rows        int      // of the running agent
+	Differences []string // that remained, as of status.Differences
+	Error       string   // why nothing was compared
 }
 
 // SelfTestStep is one thing that was done, and the event of it.

@@ -170,6 +170,15 @@ func TestEachFaultHasItsRemedy(t *testing.T) {
 		}, Failing, "self-test NAT rule add", "no event: EPERM", "give rights"},
 		{"self-test not as root", func(f *Facts) { f.Tried = &SelfTest{Error: "make a network namespace: EPERM"} }, Failing, "self-test start", "EPERM", "as root"},
 		{"self-test of nothing", func(f *Facts) { f.Tried = &SelfTest{} }, OK, "self-test start", "nothing tried", ""},
+		{"fresh agent alike", func(f *Facts) {
+			f.Tried = &SelfTest{Steps: []SelfTestStep{{Name: "tcp open", Method: "fentry"}}, Compared: &Comparison{Rows: 7}}
+		}, OK, "self-test fresh agent", "the same 7 publications", ""},
+		{"fresh agent differs", func(f *Facts) {
+			f.Tried = &SelfTest{Compared: &Comparison{Rows: 7, Differences: []string{"80/tcp 0.0.0.0: owner a, of a fresh agent b"}}}
+		}, Failing, "self-test fresh agent", "80/tcp 0.0.0.0: owner a, of a fresh agent b", "report"},
+		{"fresh agent not compared", func(f *Facts) {
+			f.Tried = &SelfTest{Compared: &Comparison{Error: "source docker is stale"}}
+		}, Warning, "self-test fresh agent", "not compared with the one that runs: source docker is stale", "correct that"},
 		{"drift", func(f *Facts) { f.Agent.Drift = 3 }, Warning, "observer audits", "3 sockets", "log"},
 		{"stale", func(f *Facts) { f.Agent.Sources[1] = Source{Name: "nat", State: "stale", Error: "EPERM", Since: now} }, Failing, "source nat", "EPERM, since 2026-11-21T12:00:00Z", "root"},
 		{"refused kubeconfig", func(f *Facts) {

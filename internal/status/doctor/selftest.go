@@ -32,4 +32,23 @@ func (j *judge) selfTest() {
 	if s.Error == "" && len(s.Steps) == 0 {
 		j.add(area, "start", OK, "nothing tried: neither sockets nor NAT rules are observed", "")
 	}
+	if s.Compared != nil {
+		j.compared(area, *s.Compared)
+	}
+}
+
+// compared judges the comparison with an agent that started beside the one that runs: what that
+// decides must not depend on what was before.
+func (j *judge) compared(area string, c Comparison) {
+	const name = "fresh agent"
+	if c.Error != "" {
+		j.add(area, name, Warning, "not compared with the one that runs: "+c.Error, "correct that, and run `fairlead doctor --self-test` again")
+		return
+	}
+	for _, line := range c.Differences {
+		j.add(area, name, Failing, line, "report this with the output of `fairlead doctor --self-test -v`; until then restart the agent")
+	}
+	if len(c.Differences) == 0 {
+		j.add(area, name, OK, "has the same "+plural(c.Rows, "publication")+" as the one that runs", "")
+	}
 }
