@@ -115,7 +115,7 @@ func (g *grammar) condition(hook string) string {
 	ip := g.f.name
 	prefix, odd, life := "255.255.255.0 == 192.0.2.0", "0.0.0.255 == 0.0.0.1", "ip ttl"
 	if g.f.v6 {
-		prefix, odd, life = "ffff:ffff:: == 2001:db8::", "::ff == ::1", "ip6 hoplimit"
+		prefix, odd, life = "ffff:ffff:ffff:: == 2001:db8::", "::ff == ::1", "ip6 hoplimit"
 	}
 	switch g.r.IntN(12) {
 	case 0, 1:
