@@ -79,7 +79,7 @@ func compareOnce(ctx context.Context, cfg config.Agent, running *status.Client, 
 	}()
 	defer func() {
 		cancel()
-		<-ended
+		_ = <-ended
 	}()
 	for began := time.Now(); ; {
 		if err := schedule.Sleep(ctx, comparePause); err != nil {

@@ -865,14 +865,15 @@ func TestOwnersByAudit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.paced = true
-		searches, older := 0, false
+		var searches atomic.Int32
+		older := false
 		r.holders = holdAll
 		r.owners = func(_ context.Context, _ []Socket, from uint32) (f findings) {
 			r.edit(func() {
 				f.owners = map[uint64]owner{1: {pid: 8, started: 3}}
 				switch from {
 				case 0:
-					searches++
+					searches.Add(1)
 					f = findings{next: 50, owners: map[uint64]owner{1: {pid: 7, started: 2}}}
 				case 50:
 					if f.next = 90; older {
@@ -887,13 +888,13 @@ func TestOwnersByAudit(t *testing.T) {
 		r.source.send(tcpEvent(bpf.SockEventKindEVENT_LISTEN, 1))
 		r.edit(func() { r.table[1] = tcpRow(1) })
 		pass(9 * r.audit)
-		if got := r.keeper.get(1); got.PID != 7 || searches != 1 {
-			t.Errorf("have %+v after %d searches", got, searches)
+		if got := r.keeper.get(1); got.PID != 7 || searches.Load() != 1 {
+			t.Errorf("have %+v after %d searches", got, searches.Load())
 		}
 		r.edit(func() { older = true })
 		pass(2*r.audit + 10*ownerPause)
-		if got := r.keeper.get(1); got.PID != 60 || searches != 2 {
-			t.Errorf("have %+v after %d searches", got, searches)
+		if got := r.keeper.get(1); got.PID != 60 || searches.Load() != 2 {
+			t.Errorf("have %+v after %d searches", got, searches.Load())
 		}
 	})
 }
@@ -903,9 +904,9 @@ func TestListenerOfAnotherProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig()
 		r.audit, r.holders = -1, holdAll
-		searches := 0
+		var searches atomic.Int32
 		r.owners = func(context.Context, []Socket, uint32) findings {
-			r.edit(func() { searches++ })
+			searches.Add(1)
 			return findings{owners: map[uint64]owner{1: {pid: 7}}}
 		}
 		r.start(t)
@@ -916,12 +917,12 @@ func TestListenerOfAnotherProcess(t *testing.T) {
 		e.Kind, e.Pid = uint8(bpf.SockEventKindEVENT_LISTEN), 8
 		r.source.send(e)
 		pass(ownerSettle / 2)
-		if got := r.keeper.get(1); got.PID != 8 || searches != 0 {
-			t.Errorf("have %+v after %d searches", got, searches)
+		if got := r.keeper.get(1); got.PID != 8 || searches.Load() != 0 {
+			t.Errorf("have %+v after %d searches", got, searches.Load())
 		}
 		pass(10 * time.Second)
-		if got := r.keeper.get(1); got.PID != 7 || searches != 1 {
-			t.Errorf("have %+v after %d searches", got, searches)
+		if got := r.keeper.get(1); got.PID != 7 || searches.Load() != 1 {
+			t.Errorf("have %+v after %d searches", got, searches.Load())
 		}
 	})
 }
