@@ -73,22 +73,23 @@ func compareOnce(ctx context.Context, cfg config.Agent, running *status.Client, 
 	}
 	fresh.sockets.Adopt(examined.Own)
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
+	ended := make(chan struct{})
+	var failure error // of fresh, after ended is closed
 	go func() {
-		ended <- fresh.Run(ctx, func(ctx context.Context, _ func(config.Agent, error)) { <-ctx.Done() })
+		defer close(ended)
+		failure = fresh.Run(ctx, func(ctx context.Context, _ func(config.Agent, error)) { <-ctx.Done() })
 	}()
 	defer func() {
 		cancel()
-		_ = <-ended
+		<-ended
 	}()
 	for began := time.Now(); ; {
 		if err := schedule.Sleep(ctx, comparePause); err != nil {
 			return nil, 0, err
 		}
 		select {
-		case err := <-ended:
-			ended <- nil
-			return nil, 0, fmt.Errorf("an agent that starts now ends: %w", err)
+		case <-ended:
+			return nil, 0, fmt.Errorf("an agent that starts now ends: %w", failure)
 		default:
 		}
 		here, err := running.List(ctx)

@@ -125,6 +125,19 @@ func TestClosedSocketsAreOurs(t *testing.T) {
 	}
 }
 
+// The sockets of another fairlead are ours when they are adopted.
+func TestAdoptedSocketsAreOurs(t *testing.T) {
+	var other, s Sockets
+	ln, err := other.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if s.Adopt(other.Cookies()); !s.Has(rawCookie(t, ln)) {
+		t.Error("not ours")
+	}
+}
+
 func TestNoForeignCookie(t *testing.T) {
 	var s Sockets
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
