@@ -116,6 +116,9 @@ func (m *model) apply(r *record) (e Event, ok bool, need scope) {
 			return Event{}, false, 0
 		}
 		if s.Inode != 0 && len(m.noCookie) < maxNoCookie {
+			if old, ok := m.noCookie[s.Inode]; ok && old.PID != s.PID {
+				s.takeProcess(&Socket{}) // either may be older: it is searched for
+			}
 			m.noCookie[s.Inode] = s
 		}
 		s.Listening = s.Protocol == port.UDP || r.kind == bpf.SockEventKindEVENT_LISTEN
@@ -303,6 +306,9 @@ func (m *model) mergeRow(r *row, out []Event) []Event {
 			}
 		}
 		m.sockets[s.Cookie] = &entry{socket: s}
+		if s.PID != 0 {
+			m.fresh[s.Cookie] = time.Now()
+		}
 		return append(out, Event{Socket: s})
 	}
 	// The process is known from the event, the rest from the dump.

@@ -370,3 +370,21 @@ func TestInterfaceOfAListenerWithoutPort(t *testing.T) {
 		t.Errorf("%+v", changes)
 	}
 }
+
+// What an event without a cookie says of a process counts for the socket that a dump finds then,
+// and is looked at as that of any event. Of two processes either may be older.
+func TestProcessOfAnEventWithoutCookie(t *testing.T) {
+	for _, c := range []struct{ listener, want uint32 }{{7, 7}, {8, 0}} {
+		m := newModel()
+		bound := Socket{Protocol: port.TCP, Port: 80, Inode: 5, PID: 7, Comm: "a"}
+		m.apply(&record{kind: bpf.SockEventKindEVENT_BIND, socket: bound})
+		bound.PID = c.listener
+		m.apply(&record{kind: bpf.SockEventKindEVENT_LISTEN, socket: bound})
+		m.begin()
+		m.merge([]row{{socket: Socket{Cookie: 1, Protocol: port.TCP, Port: 80, Inode: 5, Listening: true}}}, nil)
+		m.end()
+		if _, fresh := m.fresh[1]; m.sockets[1].socket.PID != c.want || fresh != (c.want != 0) {
+			t.Errorf("listen by %d: process %d, to be looked at %v; want %d", c.listener, m.sockets[1].socket.PID, fresh, c.want)
+		}
+	}
+}

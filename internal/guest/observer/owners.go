@@ -166,6 +166,9 @@ func (e *engine) held(sockets []Socket, found map[uint64]owner) {
 	for i := range sockets {
 		en := e.current(&sockets[i])
 		if en == nil {
+			if e.model.sockets[sockets[i].Cookie] != nil {
+				e.model.fresh[sockets[i].Cookie] = time.Now() // it changed meanwhile
+			}
 			continue
 		}
 		o, ok := found[sockets[i].Cookie]
