@@ -118,17 +118,18 @@ func notLive(who string, l status.List) error {
 }
 
 // knowable returns a list of a running agent without what one that starts now, which has the
-// other list, cannot know: what containers publish at the socket of the running one; and UDP
+// other list, cannot know: what containers publish at the socket of the running one; UDP
 // servers of all addresses that left the choice of their number to the kernel, of which only the
-// event of their bind tells that they are no clients (observer.UDPDump).
+// event of their bind tells that they are no clients (observer.UDPDump); and TCP sockets that are
+// bound and do not listen, which kernels before 6.8 do not dump.
 func knowable(running, fresh status.List) status.List {
 	var low, high uint16
 	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
 		_, _ = fmt.Sscan(string(text), &low, &high)
 	}
 	running.Publications = slices.DeleteFunc(running.Publications, func(p status.Publication) bool {
-		likeClient := p.Protocol == port.UDP && p.Address.IsUnspecified() && p.Port >= low && p.Port <= high
-		return likeClient && !slices.ContainsFunc(fresh.Publications, func(q status.Publication) bool { return q.Key == p.Key }) ||
+		untold := p.Protocol == port.UDP && p.Address.IsUnspecified() && p.Port >= low && p.Port <= high || p.Decision.Reason.Code() == port.Unlistened
+		return untold && !slices.ContainsFunc(fresh.Publications, func(q status.Publication) bool { return q.Key == p.Key }) ||
 			slices.ContainsFunc(p.Origins, func(o status.Origin) bool { return o.Source == port.SourcePublish })
 	})
 	return running

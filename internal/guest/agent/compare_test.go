@@ -68,12 +68,13 @@ func TestComparable(t *testing.T) {
 	}
 	all := []status.Publication{
 		row(port.TCP, "0.0.0.0:40000", "socket"), row(port.UDP, "0.0.0.0:53", "socket"), row(port.UDP, "127.0.0.1:40000", "socket"),
-		row(port.UDP, "0.0.0.0:40000", "socket"), row(port.TCP, "0.0.0.0:80", "publish"),
+		row(port.UDP, "0.0.0.0:40000", "socket"), row(port.TCP, "0.0.0.0:81", "socket"), row(port.TCP, "0.0.0.0:80", "publish"),
 	}
+	all[4].Decision.Reason = port.Because(port.Unlistened)
 	if got := knowable(status.List{Publications: slices.Clone(all)}, status.List{}).Publications; len(got) != 3 {
 		t.Errorf("compared %v, want the first three", got)
 	}
-	if got := knowable(status.List{Publications: slices.Clone(all)}, status.List{Publications: all}).Publications; len(got) != 4 {
+	if got := knowable(status.List{Publications: slices.Clone(all)}, status.List{Publications: all}).Publications; len(got) != 5 {
 		t.Errorf("compared %v, want all but the last", got)
 	}
 }
