@@ -394,6 +394,23 @@ func TestPublicationShapes(t *testing.T) {
 	}
 }
 
+// A server of another port that is moved to one in use is told who has it: no NAT rule serves it.
+func TestConflictOfAMovedServer(t *testing.T) {
+	run(t, Options{}, func(g *rig) {
+		held := socket(nat("0.0.0.0:80"), port.Because(port.Unlistened))
+		held.Origins, held.Decision = held.Origins[1:], port.Decision{}
+		g.put(held)
+		moved := socket(nat("0.0.0.0:8080"), port.Reason{}, "127.0.0.1:8080")
+		moved.Origins, moved.Decision.Host = moved.Origins[1:], []netip.AddrPort{ap("127.0.0.1:80")}
+		g.put(moved)
+		g.wait(time.Second)
+		outs, _ := g.r.Outcomes().View().Get(moved.Key)
+		if len(outs) != 1 || outs[0].State != port.Conflict || outs[0].Reason.Code() == port.HeldForItself {
+			t.Errorf("outcomes %v, want a conflict with another program", outs)
+		}
+	})
+}
+
 // Denied and withheld sockets are in the table too: their owner is named, and the port
 // is left alone until it is free.
 func TestConflictNamesPortOwner(t *testing.T) {

@@ -138,8 +138,10 @@ func (s *Sink) occupied(h *placeholder, now time.Time) bool {
 	h.busy = true
 	s.retryIn(h, now, conflictMax)
 	why := claims.Held(h.at, by)
-	if p := &h.winner.pub; slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool { return o.Source == port.SourceSocket }) {
-		why = port.Because(port.HeldForItself, h.at.String(), by) // else it would serve itself
+	if p := &h.winner.pub; p.Port == h.at.Port() && slices.ContainsFunc(p.Origins, func(o port.OriginInfo) bool {
+		return o.Source == port.SourceSocket && !o.Withheld.IsZero()
+	}) {
+		why = port.Because(port.HeldForItself, h.at.String(), by)
 	}
 	s.report(h, port.Conflict, h.at, why)
 	return true
